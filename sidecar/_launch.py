@@ -1,0 +1,57 @@
+"""Start one child the way `isolation` wants it: this file is run, never imported.
+
+``python -I -S _launch.py SPEC ARGV...`` with the agent's own interpreter. It ties the child's life to the
+agent's, lowers its privilege and priority, and then becomes ARGV by exec. A launcher instead of
+``preexec_fn``: nothing of ours runs between fork and exec of the serving process (unsafe beside threads),
+and an exec that blocks (interpreter on a dead network mount) blocks this child, not the event loop.
+
+SPEC is JSON: ``parent`` (pid that must still be our parent), ``result_fd`` (where an exec failure is
+reported as one JSON line), ``nice``, ``uid``, ``gid``, ``groups``, ``no_new_privs``, ``oom_score_adj``.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    argv = sys.argv[2:]
+    # Loaded before the change of user, who may not be able to read this interpreter's library.
+    prctl = ctypes.CDLL(None).prctl
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if spec.get("nice"):
+            os.nice(spec["nice"])
+        if spec.get("oom_score_adj") is not None:
+            try:
+                with open("/proc/self/oom_score_adj", "w") as file:
+                    file.write(str(spec["oom_score_adj"]))
+            except OSError:
+                pass  # a sandbox without that file only loses the preference of whom to kill first
+        if spec.get("groups") is not None:
+            os.setgroups(spec["groups"])
+        if spec.get("gid") is not None:
+            os.setresgid(spec["gid"], spec["gid"], spec["gid"])
+        if spec.get("uid") is not None:
+            os.setresuid(spec["uid"], spec["uid"], spec["uid"])
+        # After the change of user: changing credentials clears the parent-death signal.
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if spec.get("no_new_privs"):
+            prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if os.getppid() != spec["parent"]:
+            os._exit(0)  # the agent died before the signal was armed
+        os.execvpe(argv[0], argv, os.environ)  # noqa: S606 - that no shell comes between is the point
+    except OSError as error:
+        line = json.dumps({"exec_error": error.strerror, "errno": error.errno, "program": argv[0]})
+        os.write(spec["result_fd"], line.encode() + b"\n")
+        os._exit(127)
+
+
+main()

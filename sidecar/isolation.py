@@ -1,0 +1,399 @@
+"""The only place that starts processes.
+
+Everything that can hang, crash or be hostile (the GPU driver, imports in the server's environment,
+reading its files) runs in a child that this module owns:
+
+* its own session, so that a kill reaches its descendants too;
+* results as JSON lines on a private file descriptor, never on stdout, which belongs to whatever prints;
+* stdout and stderr together in one bounded tail;
+* tied to the agent's life (parent-death signal), no core dumps, lowered priority and privilege;
+* a child that survives SIGKILL (uninterruptible sleep) is *abandoned*: counted, never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_LAUNCHER = str(Path(__file__).with_name("_launch.py"))
+_TAIL_BYTES = 8192
+_LINE_LIMIT = 16 * 1024 * 1024
+"""Longest accepted result line: a full inventory is about 60 kB; what is larger is not ours."""
+_KILL_WAIT = 1.0
+"""Seconds that a child may take to vanish after SIGKILL before it counts as abandoned."""
+
+_SECRET_MARKS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH", "COOKIE", "DSN")
+_NEVER_INHERITED = frozenset({"LD_PRELOAD", "PROMETHEUS_MULTIPROC_DIR", "PYTHONSTARTUP", "PYTHONINSPECT"})
+
+
+def child_environment(environ: Mapping[str, str], extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A copy of ``environ`` without secrets and without variables that would act on the child, plus ``extra``.
+
+    A variable whose name looks like a secret is dropped: an import does not need it, and a crashing child
+    may print its environment.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _NEVER_INHERITED
+        and not name.startswith("SGLANG_SIDECAR_")
+        and not any(mark in name.upper() for mark in _SECRET_MARKS)
+    }
+    return kept | dict(extra or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Privilege:
+    """What a child may still do. ``None`` leaves the agent's own identity."""
+
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] | None = None
+    no_new_privs: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildReport:
+    """How a one-shot child ended.
+
+    ``exit_code`` is negative for a signal and None when the child could not be reaped. ``timed_out``
+    means that this module ended it; ``stuck`` that even SIGKILL did not. ``exec_error`` is the system's
+    sentence when the program could not be started at all. ``stopped`` is the token that ``watch`` gave.
+    """
+
+    lines: tuple[Mapping[str, Any], ...]
+    exit_code: int | None
+    timed_out: bool = False
+    stuck: bool = False
+    exec_error: str | None = None
+    stopped: str | None = None
+    tail: str = ""
+    garbage: int = 0
+    duration: float = 0.0
+
+    @property
+    def result(self) -> Mapping[str, Any] | None:
+        """The last line that has a ``result`` key, else None."""
+        return next((line for line in reversed(self.lines) if "result" in line), None)
+
+    @property
+    def stage(self) -> str | None:
+        """The last stage marker, which names where a hang or a crash happened."""
+        for line in reversed(self.lines):
+            if "stage" in line:
+                return str(line["stage"])
+        return None
+
+    @property
+    def signal_name(self) -> str | None:
+        """Name of the signal that ended the child, if one did."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Bytes from the result channel, cut into JSON objects."""
+
+    pending: bytearray = field(default_factory=bytearray)
+    garbage: int = 0
+
+    def feed(self, data: bytes) -> list[Mapping[str, Any]]:
+        self.pending += data
+        if len(self.pending) > _LINE_LIMIT:
+            self.garbage += len(self.pending)
+            self.pending.clear()
+        objects: list[Mapping[str, Any]] = []
+        while (end := self.pending.find(b"\n")) >= 0:
+            line = bytes(self.pending[:end])
+            del self.pending[: end + 1]
+            try:
+                value = json.loads(line)
+            except ValueError:
+                self.garbage += len(line)
+                continue
+            if isinstance(value, dict):
+                objects.append(value)
+            else:
+                self.garbage += len(line)
+        return objects
+
+
+class Child:
+    """A running child with a two-way channel of JSON lines on its file descriptor ``--fd N``.
+
+    Made by `Isolation.start`. ``receive`` returns the next object, or None once the channel is closed.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, output: socket.socket) -> None:
+        self._process = process
+        self._channel = channel
+        self._output = output
+        self._buffer = _Buffer()
+        self._ready: deque[Mapping[str, Any]] = deque()
+        self._tail = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(output, self._read_output)
+        self.stuck = False
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also its process group and session."""
+        return self._process.pid
+
+    @property
+    def tail(self) -> str:
+        """The end of what it printed, decoded leniently."""
+        return bytes(self._tail).decode("utf-8", "replace")
+
+    @property
+    def garbage(self) -> int:
+        """Bytes on the result channel that were not JSON objects."""
+        return self._buffer.garbage
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit status once it has ended; reaps it."""
+        return self._process.poll()
+
+    def _read_output(self) -> None:
+        try:
+            data = self._output.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._output)
+            return
+        self._tail += data
+        del self._tail[:-_TAIL_BYTES]
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Write one JSON line. Raises OSError when the child is gone."""
+        await self._loop.sock_sendall(self._channel, json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> Mapping[str, Any] | None:
+        """The next JSON object from the child, or None after it closed the channel."""
+        while not self._ready:
+            try:
+                data = await self._loop.sock_recv(self._channel, 262144)
+            except OSError:
+                data = b""
+            if not data:
+                return None
+            self._ready.extend(self._buffer.feed(data))
+        return self._ready.popleft()
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the child and everything it started. A vanished group is no error."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    async def wait(self, timeout: float) -> int | None:
+        """The exit status, or None when the child has not ended within ``timeout`` seconds."""
+        deadline = self._loop.time() + timeout
+        delay = 0.001
+        while (code := self._process.poll()) is None:
+            left = deadline - self._loop.time()
+            if left <= 0:
+                return None
+            # A poll, not a pidfd or SIGCHLD: some sandboxed kernels have no pidfd_open, and asyncio's
+            # watchers on 3.11 cost a thread per child.
+            await asyncio.sleep(min(delay, left))
+            delay = min(delay * 2, 0.05)
+        return code
+
+    def close(self) -> None:
+        """Give back the file descriptors. The process itself is `Isolation.stop`'s business."""
+        self._read_output_rest()
+        self._loop.remove_reader(self._output)
+        self._channel.close()
+        self._output.close()
+
+    def _read_output_rest(self) -> None:
+        with contextlib.suppress(OSError):
+            while data := self._output.recv(65536):
+                self._tail += data
+                del self._tail[:-_TAIL_BYTES]
+
+
+Watch = Callable[[Child, Sequence[Mapping[str, Any]]], Awaitable[str | None]]
+"""Called every ``watch_interval`` seconds with the child and its lines so far; a token ends the child."""
+
+
+class Isolation:
+    """Owner of every child of the agent."""
+
+    def __init__(self) -> None:
+        self._children: set[Child] = set()
+        self._abandoned: list[Child] = []
+        self.heavy = asyncio.Semaphore(1)
+        """Held by whoever runs an expensive child (an import): one at a time in the whole agent."""
+
+    @property
+    def abandoned(self) -> int:
+        """Children that survived SIGKILL and still exist."""
+        self._abandoned = [child for child in self._abandoned if child.exit_code is None]
+        return len(self._abandoned)
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        nice: int = 0,
+        privilege: Privilege | None = None,
+        oom_score_adj: int | None = None,
+        cwd: str = "/",
+    ) -> Child:
+        """Start ``argv`` with ``--fd N`` appended, N being its end of the private channel.
+
+        Never raises for a program that cannot be started: the launcher reports it as an ``exec_error``
+        line. Raises OSError only when the agent itself is out of processes or file descriptors.
+        """
+        privilege = privilege or Privilege()
+        ours, theirs = socket.socketpair()
+        output, child_output = socket.socketpair()
+        for end in (ours, output):
+            end.setblocking(False)
+        spec = {
+            "parent": os.getpid(),
+            "result_fd": theirs.fileno(),
+            "nice": nice,
+            "uid": privilege.uid,
+            "gid": privilege.gid,
+            "groups": privilege.groups,
+            "no_new_privs": privilege.no_new_privs,
+            "oom_score_adj": oom_score_adj,
+        }
+        command = [sys.executable, "-I", "-S", _LAUNCHER, json.dumps(spec), *argv, "--fd", str(theirs.fileno())]
+        try:
+            # Blocking, but only until our own interpreter is executed; the launcher takes it from there.
+            process = subprocess.Popen(  # noqa: S603, ASYNC220 - argv is ours or the operator's, no shell
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=child_output.fileno(),
+                stderr=child_output.fileno(),
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+        except BaseException:
+            ours.close()
+            output.close()
+            raise
+        finally:
+            theirs.close()
+            child_output.close()
+        child = Child(process, ours, output)
+        self._children.add(child)
+        return child
+
+    async def stop(self, child: Child, *, grace: float = 0.0) -> int | None:
+        """End a child and its group: SIGTERM and ``grace`` seconds if asked, then SIGKILL.
+
+        Returns the exit status, or None for a child that cannot be killed; that one is abandoned.
+        """
+        if child.exit_code is None and grace > 0:
+            child.signal_group(signal.SIGTERM)
+            await child.wait(grace)
+        # Also after the leader's own end: what it started may still run in its group.
+        child.signal_group(signal.SIGKILL)
+        code = await child.wait(_KILL_WAIT)
+        if code is None:
+            child.stuck = True
+            self._abandoned.append(child)
+        child.close()
+        self._children.discard(child)
+        return code
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        timeout: float,
+        nice: int = 0,
+        privilege: Privilege | None = None,
+        oom_score_adj: int | None = None,
+        watch: Watch | None = None,
+        watch_interval: float = 0.2,
+    ) -> ChildReport:
+        """Run a one-shot child to its end, or to ``timeout`` seconds, or until ``watch`` returns a token.
+
+        Whatever ends it, including cancellation, its whole group is gone afterwards.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        lines: list[Mapping[str, Any]] = []
+        timed_out = False
+        stopped: str | None = None
+        child = await self.start(argv, env=env, nice=nice, privilege=privilege, oom_score_adj=oom_score_adj)
+
+        async def collect() -> None:
+            while (line := await child.receive()) is not None:
+                lines.append(line)
+
+        async def leave() -> None:
+            while child.exit_code is None:
+                await asyncio.sleep(0.05)
+            # A descendant may keep the channel open for ever; what the child itself wrote is here by now.
+            await asyncio.sleep(0.05)
+
+        async def supervise() -> str:
+            assert watch is not None
+            while (token := await watch(child, lines)) is None:
+                await asyncio.sleep(watch_interval)
+            return token
+
+        tasks: list[asyncio.Task[Any]] = [loop.create_task(collect()), loop.create_task(leave())]
+        supervisor = loop.create_task(supervise()) if watch is not None else None
+        if supervisor is not None:
+            tasks.append(supervisor)
+        code: int | None = None
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                timed_out = True
+            elif supervisor is not None and supervisor in done:
+                stopped = supervisor.result()
+            else:
+                await child.wait(max(0.2, min(2.0, timeout - (loop.time() - begun))))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            code = await asyncio.shield(self.stop(child))
+        exec_error = next((str(line["exec_error"]) for line in lines if "exec_error" in line), None)
+        return ChildReport(
+            lines=tuple(lines),
+            exit_code=code,
+            timed_out=timed_out,
+            stuck=child.stuck,
+            exec_error=exec_error,
+            stopped=stopped,
+            tail=child.tail,
+            garbage=child.garbage,
+            duration=loop.time() - begun,
+        )
+
+    async def close(self) -> None:
+        """End every child. Returns within about a second, whatever they do."""
+        await asyncio.gather(*(self.stop(child) for child in tuple(self._children)))

@@ -1,0 +1,215 @@
+"""Isolation against real children: what they do must never reach the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from sidecar.isolation import Isolation, Privilege, child_environment
+
+RESULT = "import json, os, sys; fd = int(sys.argv[-1]); put = lambda o: os.write(fd, json.dumps(o).encode() + b'\\n')\n"
+
+
+@pytest.fixture
+async def isolation() -> AsyncIterator[Isolation]:
+    """An isolation that is closed afterwards."""
+    one = Isolation()
+    yield one
+    await one.close()
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", RESULT + code]
+
+
+def alive(pid: int) -> bool:
+    """True for a process that exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        await asyncio.sleep(0.02)
+    return condition()
+
+
+ENV = child_environment(os.environ)
+
+
+async def test_the_result_is_read_although_the_child_prints_noise_and_aborts(isolation: Isolation) -> None:
+    """Output never mixes with the result, and a crash after it is told by its signal."""
+    code = "print('noise' * 10); put({'stage': 'one'}); put({'result': {'ok': True}}); sys.stdout.flush(); os.abort()"
+    report = await isolation.run(python(code), env=ENV, timeout=20)
+    assert report.result == {"result": {"ok": True}}
+    assert report.stage == "one"
+    assert report.signal_name == "SIGABRT"
+    assert report.tail.startswith("noise")
+    assert not report.timed_out
+
+
+async def test_a_hanging_child_and_its_descendants_are_ended(isolation: Isolation) -> None:
+    """The kill reaches what the child started, and the last stage says where it hung."""
+    code = (
+        "import subprocess, time; child = subprocess.Popen(['sleep', '600'], pass_fds=(fd,)); "
+        "put({'stage': 'hang', 'pid': child.pid}); time.sleep(600)"
+    )
+    report = await isolation.run(python(code), env=ENV, timeout=1.5)
+    assert report.timed_out
+    assert report.stage == "hang"
+    pid = report.lines[0]["pid"]
+    assert await until(lambda: not alive(pid))
+    assert isolation.abandoned == 0
+
+
+async def test_a_descendant_that_keeps_the_channel_open_does_not_hold_up_the_end(isolation: Isolation) -> None:
+    """A child that has ended is done, even if something it started still holds its descriptors."""
+    code = "import subprocess; subprocess.Popen(['sleep', '600'], pass_fds=(fd,)); put({'result': 1})"
+    report = await isolation.run(python(code), env=ENV, timeout=60)
+    assert report.result == {"result": 1}
+    assert report.exit_code == 0
+    assert report.duration < 30
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [("/nonexistent/python", "No such file or directory"), ("/etc/passwd", "Permission denied")],
+)
+async def test_a_program_that_cannot_be_started_is_a_sentence_not_an_exception(
+    isolation: Isolation, program: str, sentence: str
+) -> None:
+    """An interpreter that does not exist is told with the system's own words."""
+    report = await isolation.run([program], env=ENV, timeout=20)
+    assert report.exec_error == sentence
+
+
+async def test_garbage_on_the_channel_is_counted_and_ignored(isolation: Isolation) -> None:
+    """Bytes that are no JSON object do no harm."""
+    code = "os.write(fd, b'\\xff\\xfe nonsense\\n[1]\\n'); put({'result': 2})"
+    report = await isolation.run(python(code), env=ENV, timeout=20)
+    assert report.result == {"result": 2}
+    assert report.garbage > 0
+
+
+async def test_endless_output_is_bounded(isolation: Isolation) -> None:
+    """A child that prints for ever costs a bounded tail."""
+    code = "import itertools\nfor _ in itertools.repeat(0, 20000): sys.stdout.write('x' * 100)\nput({'result': 3})"
+    report = await isolation.run(python(code), env=ENV, timeout=60)
+    assert report.result == {"result": 3}
+    assert len(report.tail) <= 8192
+
+
+async def test_a_watch_can_stop_a_child(isolation: Isolation) -> None:
+    """A supervisor's token ends the child and is handed on."""
+
+    async def watch(_child: object, lines: object) -> str | None:
+        return "too-much" if lines else None
+
+    report = await isolation.run(
+        python("put({'stage': 'grow'}); import time; time.sleep(600)"), env=ENV, timeout=60, watch=watch
+    )
+    assert report.stopped == "too-much"
+    assert not report.timed_out
+
+
+async def test_cancelling_leaves_no_child(isolation: Isolation) -> None:
+    """A probe that is cancelled takes its child with it."""
+    task = asyncio.create_task(isolation.run(python("import time; time.sleep(600)"), env=ENV, timeout=600))
+    await asyncio.sleep(0.3)
+    (child,) = isolation._children  # the pid of a child that run() keeps to itself
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not alive(child.pid)
+
+
+async def test_a_child_has_no_core_dumps_and_gains_no_privileges(isolation: Isolation) -> None:
+    """Core dumps are off, no_new_privs is on, the niceness asked for holds, and it leads its own session."""
+    code = (
+        "import resource; status = open('/proc/self/status').read(); "
+        "put({'result': {'core': resource.getrlimit(resource.RLIMIT_CORE)[1], 'nnp': 'NoNewPrivs:\\t1' in status, "
+        "'nice': os.nice(0), 'leader': os.getsid(0) == os.getpid()}})"
+    )
+    report = await isolation.run(python(code), env=ENV, timeout=20, nice=10)
+    assert report.result == {"result": {"core": 0, "nnp": True, "nice": os.nice(0) + 10, "leader": True}}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hand its identity down")
+async def test_a_child_runs_as_the_user_it_is_given(isolation: Isolation) -> None:
+    """Uid, gid and groups are the given ones and no capability is left."""
+    code = (
+        "status = open('/proc/self/status').read(); "
+        "put({'result': [os.getresuid(), os.getresgid(), os.getgroups(), 'CapEff:\\t0000000000000000' in status]})"
+    )
+    report = await isolation.run(
+        _as_anyone(code),
+        env=ENV | {"HOME": "/"},
+        timeout=20,
+        privilege=Privilege(uid=65534, gid=65534, groups=()),
+    )
+    assert report.result == {"result": [[65534] * 3, [65534] * 3, [], True]}
+
+
+def _as_anyone(code: str) -> list[str]:
+    """A Python that any user may run: the one under test may live in root's home."""
+    for candidate in ("/usr/bin/python3", sys.executable):
+        if os.path.exists(candidate):
+            return [candidate, "-c", RESULT + code]
+    raise AssertionError("no interpreter")
+
+
+async def test_children_die_with_a_killed_agent(tmp_path: Path) -> None:
+    """SIGKILL of the agent ends its children through the parent-death signal."""
+    agent = tmp_path / "agent.py"
+    agent.write_text(
+        "import asyncio, os, sys\n"
+        "from sidecar.isolation import Isolation, child_environment\n"
+        "async def main():\n"
+        "    child = await Isolation().start([sys.executable, '-c', 'import time; time.sleep(600)'], "
+        "env=child_environment(os.environ))\n"
+        "    await asyncio.sleep(0.7)\n"
+        "    print(child.pid, flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    root = str(Path(__file__).parents[2])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(agent), stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": root}
+    )
+    assert process.stdout is not None
+    pid = int(await process.stdout.readline())
+    assert alive(pid)
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    assert await until(lambda: not alive(pid))
+
+
+def test_a_childs_environment_has_no_secrets_and_no_hooks() -> None:
+    """Names that look like secrets, preloads and the metrics library's directory are dropped."""
+    given = {
+        "PATH": "/bin",
+        "LD_LIBRARY_PATH": "/lib",
+        "SGLANG_API_KEY": "marker",
+        "HF_TOKEN": "marker",
+        "DB_PASSWORD": "marker",
+        "aws_secret_access": "marker",
+        "LD_PRELOAD": "marker",
+        "PROMETHEUS_MULTIPROC_DIR": "marker",
+        "SGLANG_SIDECAR_LISTEN": "marker",
+    }
+    kept = child_environment(given, {"HOME": "/tmp/x"})
+    assert kept == {"PATH": "/bin", "LD_LIBRARY_PATH": "/lib", "HOME": "/tmp/x"}
+    assert "marker" not in json.dumps(kept)
