@@ -1,0 +1,41 @@
+"""Hold-off: a published verdict changes only after enough rounds agree, unless the new fact is final."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sidecar.model import Finding, Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """What is remembered of one condition between judgements.
+
+    ``finding`` is the published one, ``since`` the time its status was first published. ``against`` counts
+    the rounds in a row that disagreed with it; ``round`` is the owning probe's round last counted.
+    """
+
+    finding: Finding
+    since: float
+    round: int
+    against: int = 0
+
+
+def settle(before: Track | None, finding: Finding, *, hold: tuple[int, int], round_: int, now: float) -> Track:
+    """Fold one round's finding into what is published.
+
+    Unknown is not a verdict: it is published at once, and whatever follows it too. A repeated look at the
+    same round never counts.
+    """
+    if before is None:
+        return Track(finding=finding, since=now, round=round_)
+    published = before.finding.status
+    if finding.status is published:
+        return replace(before, finding=finding, round=round_, against=0)
+    verdicts = (Status.TRUE, Status.FALSE)
+    held = finding.status in verdicts and published in verdicts and not finding.final
+    against = before.against + (1 if round_ > before.round else 0)
+    needed = hold[0] if finding.status is Status.TRUE else hold[1]
+    if held and against < needed:
+        return replace(before, round=round_, against=against)
+    return Track(finding=finding, since=now, round=round_)

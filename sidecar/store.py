@@ -1,0 +1,178 @@
+"""The one place that holds the current snapshot. Single-threaded by design: the event loop's alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from sidecar.conditions import Memory, judge
+from sidecar.model import (
+    Attempt,
+    Clock,
+    Condition,
+    Outcome,
+    Probe,
+    Result,
+    Snapshot,
+    Standing,
+    Transition,
+)
+
+HISTORY = 200
+"""Transitions kept for the report: a day of a pod that changes its mind every few minutes."""
+
+FAILURES = (Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR)
+
+Listener = Callable[[Snapshot, Snapshot], None]
+
+
+class Store:
+    """Folds attempts into results, has them judged, and publishes whole snapshots."""
+
+    def __init__(
+        self,
+        probes: Sequence[Probe[Any]],
+        *,
+        standing: Standing,
+        settings: Any,
+        required: Collection[str],
+        clock: Clock,
+        lifetimes: Mapping[str, float],
+        on_fault: Callable[[str, Exception], None] = lambda _probe, _error: None,
+    ) -> None:
+        """``lifetimes``: seconds that a probe's facts live after its last success."""
+        self._probes = tuple(probes)
+        self._standing = standing
+        self._settings = settings
+        self._required = frozenset(required)
+        self._clock = clock
+        self._lifetimes = dict(lifetimes)
+        self._on_fault = on_fault
+        self._memory = Memory()
+        self._results: dict[str, Result[Any]] = {probe.name: Result(probe=probe.name) for probe in probes}
+        self._history: deque[Transition] = deque(maxlen=HISTORY)
+        self._listeners: list[Listener] = []
+        self._ready_transitions = {True: 0, False: 0}
+        self._snapshot = self._judge(generation=1)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The current snapshot; never None, pending before the first result."""
+        return self._snapshot
+
+    def subscribe(self, listener: Listener) -> None:
+        """Have ``listener(before, after)`` called after each publication."""
+        self._listeners.append(listener)
+
+    def publish(self, attempt: Attempt[Any]) -> Snapshot:
+        """Fold one probe run in and publish the snapshot that follows from it."""
+        self._results[attempt.probe] = self._fold(self._results[attempt.probe], attempt)
+        return self._advance()
+
+    def refresh(self) -> Snapshot:
+        """Judge again, because time passed: facts whose life is over become unknown."""
+        return self._advance()
+
+    def next_expiry(self) -> float | None:
+        """Epoch seconds at which the next facts expire, or None."""
+        times = [result.expires_at for result in self._results.values() if result.expires_at is not None]
+        return min(times, default=None)
+
+    def _fold(self, before: Result[Any], attempt: Attempt[Any]) -> Result[Any]:
+        now = self._clock.time()
+        runs = {**before.runs, attempt.outcome: before.runs.get(attempt.outcome, 0) + 1}
+        common = replace(
+            before,
+            outcome=attempt.outcome,
+            detail=attempt.detail,
+            where=attempt.where,
+            stuck=attempt.stuck,
+            started_at=attempt.started_at,
+            duration=attempt.duration,
+            rounds=before.rounds + 1,
+            runs=MappingProxyType(runs),
+        )
+        if attempt.outcome in FAILURES:
+            # Facts are kept until they expire: one missed round proves nothing about them.
+            return replace(common, failing_since=before.failing_since or attempt.started_at)
+        if attempt.outcome is Outcome.SKIPPED:
+            return replace(common, facts=None, expires_at=None, failing_since=None, last_success_at=now)
+        return replace(
+            common,
+            facts=attempt.facts,
+            last_success_at=now,
+            expires_at=now + self._lifetimes[attempt.probe],
+            failing_since=None,
+        )
+
+    def _advance(self) -> Snapshot:
+        now = self._clock.time()
+        for name, result in self._results.items():
+            if result.expires_at is not None and result.expires_at <= now:
+                self._results[name] = replace(result, facts=None, expires_at=None)
+        before = self._snapshot
+        self._snapshot = self._judge(generation=before.generation + 1)
+        for listener in self._listeners:
+            listener(before, self._snapshot)
+        return self._snapshot
+
+    def _judge(self, generation: int) -> Snapshot:
+        now = self._clock.time()
+        judgement = judge(
+            self._probes,
+            self._results,
+            standing=self._standing,
+            settings=self._settings,
+            required=self._required,
+            memory=self._memory,
+            now=now,
+        )
+        self._memory = judgement.memory
+        for probe, error in judgement.faults:
+            self._on_fault(probe, error)
+        if generation > 1:
+            self._record(now, self._snapshot.conditions, judgement.conditions)
+            was, is_ = self._snapshot.verdict, judgement.verdict
+            if was.ready != is_.ready:
+                self._ready_transitions[is_.ready] += 1
+                names = {True: "ready", False: "not-ready"}
+                self._history.append(
+                    Transition(
+                        at=now,
+                        subject="ready",
+                        before="pending" if was.pending else names[was.ready],
+                        after=names[is_.ready],
+                        reason=", ".join(is_.blockers) or None,
+                    )
+                )
+        return Snapshot(
+            generation=generation,
+            taken_at=now,
+            standing=self._standing,
+            server=judgement.server,
+            results=MappingProxyType(dict(self._results)),
+            conditions=MappingProxyType(dict(judgement.conditions)),
+            verdict=judgement.verdict,
+            history=tuple(self._history),
+            ready_transitions=MappingProxyType(dict(self._ready_transitions)),
+        )
+
+    def _record(self, now: float, before: Mapping[str, Condition], after: Mapping[str, Condition]) -> None:
+        for code, condition in after.items():
+            was, is_ = label(before[code]), label(condition)
+            if was != is_ and "active" in (was, is_):
+                self._history.append(Transition(at=now, subject=code, before=was, after=is_, reason=condition.reason))
+
+
+def label(condition: Condition) -> str:
+    """One word for where a condition stands: active, consequence, irrelevant, false or unknown."""
+    if condition.active:
+        return "active"
+    if not condition.relevant:
+        return "irrelevant"
+    if condition.consequence_of is not None:
+        return "consequence"
+    return condition.status.value
