@@ -1,0 +1,198 @@
+"""The agent's log: one event per line on standard error, as JSON or for people.
+
+Everything that logs (structlog, the standard library's loggers of aiohttp and asyncio, Python's warnings)
+goes through one writer, so that each line has the same form and no value can break it: bytes, exceptions,
+objects that cannot print themselves, control characters, a reader that has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+import structlog
+
+EventDict = structlog.typing.EventDict
+
+_TEXT_LIMIT = 8192
+"""Characters kept of any one text: more comes only from a source that is out of control."""
+_ITEMS_LIMIT = 100
+"""Items kept of any one list or mapping, for the same reason."""
+_DEPTH_LIMIT = 6
+"""Levels of nesting that are followed; it also ends a structure that contains itself."""
+_FIRST = ("timestamp", "level", "event")
+"""Keys that lead each line, in this order."""
+_FOREIGN_LEVEL = logging.WARNING
+"""Least level of other libraries' messages: ours are about transitions, theirs about every connection."""
+
+
+def configure(form: str, level: str, stream: TextIO) -> None:
+    """Send all logging of this process to ``stream``.
+
+    ``form`` is ``json``, ``console`` or ``auto``: json unless the stream is a terminal. ``level`` is the
+    least level that is written: debug, info, warning or error. May be called again.
+    """
+    if form == "auto":
+        form = "console" if stream.isatty() else "json"
+    writer = Writer(stream, as_console if form == "console" else as_json)
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            writer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.ReturnLoggerFactory(),  # the writer, last of the processors, has written it
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler, Bridge):
+            root.removeHandler(handler)
+    root.addHandler(Bridge(writer))
+    root.setLevel(number if number == logging.DEBUG else max(number, _FOREIGN_LEVEL))
+    logging.captureWarnings(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes events as lines; the last structlog processor."""
+
+    stream: TextIO
+    form: Callable[[Mapping[str, Any]], str]
+
+    def __call__(self, _logger: object, _method: str, event: EventDict) -> str:
+        """Write an event."""
+        self.write(event)
+        return ""
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Write an event. Never raises: a log that cannot be written must not stop what it reports on."""
+        line = self.form({str(key): plain(value) for key, value in event.items()})
+        # OSError: the reader left or the disk is full. ValueError: the stream was closed.
+        with contextlib.suppress(OSError, ValueError):
+            self.stream.write(line + "\n")
+            self.stream.flush()
+
+
+class Bridge(logging.Handler):
+    """Hands the standard library's records to the writer."""
+
+    def __init__(self, writer: Writer) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        event: dict[str, Any] = {
+            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "event": _message(record),
+            "logger": record.name,
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            event["exception"] = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+        self._writer.write(event)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Format a record's text; arguments that do not fit it are shown beside it."""
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - the arguments' own __str__ may raise anything
+        return f"{plain(record.msg)} {plain(record.args)}"
+
+
+# -- forms --------------------------------------------------------------------------------------------
+
+
+def as_json(event: Mapping[str, Any]) -> str:
+    """Write an event of plain values as one JSON object on one line, in ASCII."""
+    return json.dumps(_ordered(event), default=str)
+
+
+def as_console(event: Mapping[str, Any]) -> str:
+    """Write an event of plain values for people: time, level, event, then ``key=value``."""
+    fields = _ordered(event)
+    time, level, text = (str(fields.pop(key, "")) for key in _FIRST)
+    exception = fields.pop("exception", None)
+    pairs = "".join(f" {key}={_value(value)}" for key, value in fields.items())
+    line = _printable(f"{time[11:19]} {level:<8} {text}{pairs}")
+    if exception is None:
+        return line
+    return "\n".join([line, *(f"  {_printable(part)}" for part in str(exception).splitlines())])
+
+
+def _ordered(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the keys that every line has first."""
+    first = {key: event[key] for key in _FIRST if key in event}
+    return first | {key: value for key, value in event.items() if key not in first}
+
+
+def _value(value: object) -> str:
+    """Write a value on the console: bare where it is one word, else as JSON."""
+    if isinstance(value, str) and value and not any(mark.isspace() or mark in "\"'=" for mark in value):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _printable(text: str) -> str:
+    """Replace control characters, which could move the cursor or forge lines, and what UTF-8 cannot hold."""
+    shown = "".join(mark if mark.isprintable() else "\N{REPLACEMENT CHARACTER}" for mark in text)
+    return shown.encode("utf-8", "replace").decode("utf-8")
+
+
+# -- values -------------------------------------------------------------------------------------------
+
+
+def plain(value: object, depth: int = 0) -> Any:
+    """Reduce any value to what JSON can hold, bounded in size and depth.
+
+    Bytes are decoded with their undecodable parts escaped, exceptions become ``Type: text``, numbers that
+    JSON lacks become texts, anything else its ``repr``.
+    """
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return _bounded(str(value))
+        case int():
+            return int(value)
+        case float():
+            return float(value) if math.isfinite(value) else str(value)
+        case bytes() | bytearray():
+            return _bounded(bytes(value[:_TEXT_LIMIT]).decode("utf-8", "backslashreplace"))
+        case BaseException():
+            return _bounded(f"{type(value).__name__}: {_guarded(str, value)}")
+    if depth >= _DEPTH_LIMIT:
+        return _bounded(_guarded(object.__repr__, value))
+    if isinstance(value, Mapping):
+        items = list(value.items())[:_ITEMS_LIMIT]
+        return {str(plain(key, _DEPTH_LIMIT)): plain(item, depth + 1) for key, item in items}
+    if isinstance(value, Sequence | AbstractSet):
+        return [plain(item, depth + 1) for item in list(value)[:_ITEMS_LIMIT]]
+    return _bounded(_guarded(repr, value))
+
+
+def _guarded(show: Callable[[Any], str], value: object) -> str:
+    """Show a value whose own methods may fail."""
+    try:
+        return show(value)
+    except Exception as error:  # noqa: BLE001 - foreign __repr__ and __str__ may raise anything
+        return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+def _bounded(text: str) -> str:
+    """Shorten a text to what a log line may hold."""
+    return text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]}... ({len(text)} characters)"
