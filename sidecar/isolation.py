@@ -220,7 +220,9 @@ class Child:
         return code
 
     def close(self) -> None:
-        """Give back the file descriptors. The process itself is `Isolation.stop`'s business."""
+        """Give back the file descriptors; a second call does nothing. The process is `Isolation.stop`'s business."""
+        if self._channel.fileno() < 0:
+            return
         self._read_output_rest()
         self._loop.remove_reader(self._output)
         self._channel.close()
