@@ -271,7 +271,7 @@ class Target:
     create_time: float | None = None
     launch: Mapping[str, Any] = field(default_factory=dict)
     launch_source: str | None = None
-    environ: Mapping[str, str] | None = None
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
     environ_missing: str | None = None
     candidates: tuple[int, ...] = ()
     why: str = ""

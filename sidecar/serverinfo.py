@@ -1,0 +1,607 @@
+"""What a running SGLang server says of itself over HTTP.
+
+Two questions, asked apart. ``observe`` is cheap and asked each round: does the address answer? ``info`` costs the
+server a round trip through its schedulers, which has no deadline there, so it is asked once per server process:
+one request at a time, with a deadline and a back-off. ``/health`` is never asked: it generates a token and takes a
+second.
+
+The answer holds keys (``api_key``, the raw command line). It is reduced to `ServerInfo` at once and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import re
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+import aiohttp
+import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from sidecar import __version__
+from sidecar.config import Settings
+from sidecar.model import Answer, Clock, Target
+from sidecar.offload import in_daemon_thread
+from sidecar.target import PREFLIGHT
+
+BODY_LIMIT: Final = 8 * 1024 * 1024
+"""Longest accepted body in bytes. A real answer is 35 kB; hundreds of data-parallel ranks make a few MB."""
+INFO_SECONDS: Final = 5.0
+"""Deadline of one request for the server's information. Real answers take 23 to 130 ms."""
+REFRESH_SECONDS: Final = 3600.0
+"""Arguments are constant for the life of a process; asked again in case the process changed unseen."""
+BACKOFF_BASE: Final = 30.0
+BACKOFF_CAP: Final = 600.0
+"""Seconds between failed requests: behind a wedged scheduler each one leaves a waiter in the server."""
+
+_OBSERVE_SHARE: Final = 0.5
+_WAIT_SHARE: Final = 0.4
+"""Shares of the server probe's deadline for the two questions; the rest is for finding the server."""
+_CONFIRMED_SECONDS: Final = 95.0
+"""How long an answer outlives the last sign of a server whose process cannot be seen: 3 rounds and a deadline."""
+_TOKEN: Final = re.compile(r"[\w.+:/-]{1,64}", re.ASCII)
+"""What a backend name or a version looks like. Anything else from the network is not shown."""
+_KEY_LIMIT: Final = 8192
+_UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+KEY_PROBLEMS: Final = frozenset({"no-key", "key-unreadable", "key-refused"})
+"""The tokens of `Problem` that mean that the server wants a key."""
+
+
+# -- what is kept -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """The server's arguments as it resolved them. None: it did not say.
+
+    ``is_vision`` is whether the model understands images.
+    """
+
+    version: str | None = None
+    device: str | None = None
+    tp_size: int | None = None
+    dp_size: int | None = None
+    pp_size: int | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    base_gpu_id: int | None = None
+    attention_backend: str | None = None
+    prefill_attention_backend: str | None = None
+    decode_attention_backend: str | None = None
+    mm_attention_backend: str | None = None
+    speculative_algorithm: str | None = None
+    speculative_draft_attention_backend: str | None = None
+    mamba_backend: str | None = None
+    mamba_ssm_dtype: str | None = None
+    enable_mamba_cache_stochastic_rounding: bool | None = None
+    page_size: int | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    is_vision: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why something could not be learned: a stable token and one sentence without secrets."""
+
+    token: str
+    sentence: str
+
+
+PROBLEMS: Final = {
+    "timeout": "it took the connection and did not answer in time",
+    "protocol": "it took the connection and did not answer in HTTP",
+    "tls": "the TLS handshake failed",
+    "refused": "nothing listens at the address",
+    "unreachable": "the address cannot be reached",
+    "name-resolution": "the host name cannot be resolved",
+    "invalid-url": "the address is not a usable URL",
+    "ca-file": "the file with the certificate authority cannot be used",
+    "no-key": "the server wants a key and none is configured",
+    "key-unreadable": "the server wants a key and the configured file gives none",
+    "key-refused": "the server refuses the configured key",
+    "http-error": "the server answered with an error status",
+    "not-json": "the answer is not JSON",
+    "too-large": "the answer is larger than any server's information",
+    "not-sglang": "something answers, but it is no SGLang server",
+}
+"""Every token of `Problem`, with its meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerObservation:
+    """What the address did in one round.
+
+    ``answer`` is None when it was not tried, or could not be (then ``problem`` says why). ``status`` is the HTTP
+    status of the deciding request, ``ready`` what SGLang's own readiness says (None before 0.5.20, which has none).
+    """
+
+    answer: Answer | None
+    status: int | None = None
+    ready: bool | None = None
+    problem: Problem | None = None
+
+    @property
+    def up(self) -> bool | None:
+        """Whether anything answered in HTTP, whatever the status; None when it was not tried."""
+        return None if self.answer is None else self.status is not None
+
+
+def public_url(url: str) -> str:
+    """A URL as it may be shown and logged: without user, password, query and fragment."""
+    try:
+        return urlunsplit(_without_credentials(urlsplit(url)))
+    except ValueError:
+        return "(invalid URL)"
+
+
+def _without_credentials(parts: SplitResult) -> SplitResult:
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
+
+
+# -- reading the payload ----------------------------------------------------------------------------
+
+
+class _Payload(msgspec.Struct):
+    """The keys that are looked at, untyped: one odd value must cost that value only."""
+
+    version: Any = None
+    device: Any = None
+    tp_size: Any = None
+    dp_size: Any = None
+    pp_size: Any = None
+    nnodes: Any = None
+    node_rank: Any = None
+    base_gpu_id: Any = None
+    attention_backend: Any = None
+    prefill_attention_backend: Any = None
+    decode_attention_backend: Any = None
+    mm_attention_backend: Any = None
+    speculative_algorithm: Any = None
+    speculative_draft_attention_backend: Any = None
+    mamba_backend: Any = None
+    mamba_ssm_dtype: Any = None
+    enable_mamba_cache_stochastic_rounding: Any = None
+    page_size: Any = None
+    kv_cache_dtype: Any = None
+    quantization: Any = None
+
+
+class _Whole(_Payload):
+    internal_states: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _ModelPayload(msgspec.Struct):
+    has_image_understanding: Any = None
+
+
+_TEXTS: Final = (
+    "device",
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "mm_attention_backend",
+    "speculative_algorithm",
+    "speculative_draft_attention_backend",
+    "mamba_backend",
+    "mamba_ssm_dtype",
+    "kv_cache_dtype",
+    "quantization",
+)
+_NUMBERS: Final = ("tp_size", "dp_size", "pp_size", "nnodes", "node_rank", "base_gpu_id", "page_size")
+_SWITCHES: Final = ("enable_mamba_cache_stochastic_rounding",)
+
+
+def parse_info(body: bytes) -> ServerInfo | Problem:
+    """Reduce a ``/server_info`` body to what is kept.
+
+    The scheduler's own view (``internal_states``) comes before the top level, which in releases before 0.5.4 shows
+    the flags as typed. Never raises, whatever the body.
+    """
+    try:
+        whole = msgspec.json.decode(body, type=_Whole)
+    except msgspec.ValidationError:
+        return Problem("not-sglang", "The answer is JSON, but not the information of an SGLang server.")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Problem("not-json", "The answer to the request for server information is not JSON.")
+    states: Sequence[_Payload] = ()
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        states = msgspec.json.decode(whole.internal_states, type=list[_Payload])
+    sources: tuple[_Payload, ...] = (*states[:1], whole)
+    kept: dict[str, Any] = {name: _first(sources, name, _is_token) for name in _TEXTS}
+    kept |= {name: _first(sources, name, _is_number) for name in _NUMBERS}
+    kept |= {name: _first(sources, name, _is_switch) for name in _SWITCHES}
+    info = ServerInfo(version=_first((whole,), "version", _is_token), **kept)
+    if info.version is None and info.tp_size is None and info.attention_backend is None:
+        return Problem("not-sglang", "The answer is JSON, but not the information of an SGLang server.")
+    return info
+
+
+def _first(sources: Sequence[_Payload], name: str, accepts: Callable[[object], bool]) -> Any:
+    """The first source's value that is what it should be. A null in one source lets the next one speak."""
+    for source in sources:
+        value = getattr(source, name)
+        if accepts(value):
+            return value
+    return None
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, str) and _TOKEN.fullmatch(value) is not None
+
+
+def _is_switch(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1_000_000
+
+
+# -- the client -------------------------------------------------------------------------------------
+
+
+class _Failure(Exception):  # noqa: N818 - carries a problem to the caller inside this module, no error of ours
+    def __init__(self, answer: Answer | None, problem: Problem) -> None:
+        super().__init__(problem.token)
+        self.answer = answer
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    status: int
+    body: bytes
+
+
+class _Resolver(AbstractResolver):
+    """Name look-ups in daemon threads: a silent name server must not hold up the agent's end."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """The host's addresses. Raises OSError when there is none."""
+        found = await in_daemon_thread(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=int(address[1]),
+                family=kind,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for kind, _, protocol, _, address in found
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class ServerClient:
+    """Asks the server over HTTP. One per agent; `close` it at the end.
+
+    Never follows a redirect, uses no proxy, no cookies and no compression, and opens a new connection for each
+    request: an old one would answer for a listener that is gone.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._session: aiohttp.ClientSession | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._key: object = None
+        self._lacks_ready = False
+        self._info: ServerInfo | None = None
+        self._info_at = 0.0
+        self._confirmed_at = 0.0
+        self._problem: Problem | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._key_stamp: object = None
+        self._fetch: asyncio.Task[None] | None = None
+
+    @property
+    def problem(self) -> Problem | None:
+        """Why there is no server information, as of the last request for it; None when there is, or none was made."""
+        return self._problem
+
+    async def observe(self, target: Target) -> ServerObservation:
+        """Try the server's address once: ``/ready``, or ``/model_info`` where that does not exist. Never raises.
+
+        Takes at most half of the server probe's deadline. A launch that is judged before it happens has no server.
+        """
+        if target.launch_source == PREFLIGHT:
+            return ServerObservation(answer=None)
+        self._follow(target)
+        observation = await self._observe(target)
+        if observation.answer is Answer.ACCEPTED:
+            self._confirmed_at = self._clock.monotonic()
+        elif observation.answer is Answer.REFUSED:
+            # Whatever listens here later is another process.
+            self._forget()
+        return observation
+
+    async def info(self, target: Target) -> ServerInfo | None:
+        """The server's information, from memory where the same process gave it already. Never raises.
+
+        Waits for a request in progress for less than half of the server probe's deadline; one that takes longer
+        goes on, and its answer is there the next time. None when there is no answer (yet); `problem` says why.
+        """
+        if target.launch_source == PREFLIGHT:
+            return None
+        self._follow(target)
+        if target.launch.get("grpc") or target.launch.get("node_rank"):
+            return None  # these serve no information over HTTP
+        if self._is_due(target):
+            self._fetch = asyncio.get_running_loop().create_task(self._refresh(target, self._key))
+        if self._fetch is not None and not self._fetch.done():
+            await asyncio.wait([self._fetch], timeout=self._deadline * _WAIT_SHARE)
+        return self._info if self._is_confirmed(target) else None
+
+    async def close(self) -> None:
+        """Drop a request in progress and every connection."""
+        fetch, self._fetch = self._fetch, None
+        if fetch is not None:
+            fetch.cancel()
+            await asyncio.gather(fetch, return_exceptions=True)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # -- one server process after another
+
+    @property
+    def _deadline(self) -> float:
+        return self._settings.deadlines.get("server", 5.0)
+
+    def _follow(self, target: Target) -> None:
+        key = (target.url, target.pid, target.create_time)
+        if key != self._key:
+            self._forget()
+            self._key = key
+
+    def _forget(self) -> None:
+        if self._fetch is not None:
+            self._fetch.cancel()
+        self._fetch = None
+        self._key = None
+        self._lacks_ready = False
+        self._info = self._problem = None
+        self._failures = 0
+        self._not_before = 0.0
+
+    def _is_due(self, target: Target) -> bool:
+        if self._fetch is not None and not self._fetch.done():
+            return False
+        now = self._clock.monotonic()
+        if self._info is not None and self._is_confirmed(target) and now - self._info_at < REFRESH_SECONDS:
+            return False
+        # A key that has just been mounted is worth a try at once.
+        return now >= self._not_before or self._stamp() != self._key_stamp
+
+    def _is_confirmed(self, target: Target) -> bool:
+        """Whether what was learned still holds: its process is there, or an address answered a while ago."""
+        return target.pid is not None or self._clock.monotonic() - self._confirmed_at < _CONFIRMED_SECONDS
+
+    def _stamp(self) -> object:
+        path = self._settings.server_key_file
+        if path is None:
+            return None
+        try:
+            status = Path(path).stat()
+        except OSError:
+            return "unreadable"
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    # -- requests
+
+    async def _observe(self, target: Target) -> ServerObservation:
+        until = asyncio.get_running_loop().time() + self._deadline * _OBSERVE_SHARE
+        status: int | None = None
+        path = "/model_info" if self._lacks_ready else "/ready"
+        try:
+            status = (await self._get(target, path, until=until, limit=0)).status
+            if path == "/ready" and status == HTTPStatus.NOT_FOUND:
+                self._lacks_ready = True
+                path = "/model_info"
+                status = (await self._get(target, path, until=until, limit=0)).status
+        except _Failure as failure:
+            return ServerObservation(answer=failure.answer, status=status, problem=failure.problem)
+        ready = None
+        if path == "/ready" and status in {HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE}:
+            ready = status == HTTPStatus.OK
+        return ServerObservation(answer=Answer.ACCEPTED, status=status, ready=ready)
+
+    async def _refresh(self, target: Target, key: object) -> None:
+        """Ask for the information and remember the answer, or the problem and when to try again."""
+        self._key_stamp = self._stamp()
+        answer: Answer | None = Answer.ACCEPTED
+        outcome: ServerInfo | Problem
+        try:
+            outcome = await self._ask(target)
+        except _Failure as failure:
+            answer, outcome = failure.answer, failure.problem
+        if key != self._key:
+            return  # another server by now
+        now = self._clock.monotonic()
+        if isinstance(outcome, ServerInfo):
+            self._info, self._info_at, self._confirmed_at = outcome, now, now
+            self._problem, self._failures, self._not_before = None, 0, 0.0
+            return
+        self._problem = outcome
+        if answer is Answer.REFUSED:
+            return  # costs the server nothing, and its start should be seen soon
+        self._failures += 1
+        self._not_before = now + min(BACKOFF_CAP, BACKOFF_BASE * 2 ** min(self._failures - 1, 16))
+
+    async def _ask(self, target: Target) -> ServerInfo | Problem:
+        until = asyncio.get_running_loop().time() + INFO_SECONDS
+        # In this order: the older path writes a warning into the server's log on every call.
+        path = "/server_info"
+        reply = await self._get(target, path, until=until, limit=BODY_LIMIT)
+        if reply.status == HTTPStatus.NOT_FOUND:
+            path = "/get_server_info"
+            reply = await self._get(target, path, until=until, limit=BODY_LIMIT)
+        shown = public_url(target.url)
+        if reply.status in _UNAUTHORIZED:
+            return self._unauthorized(shown)
+        if reply.status == HTTPStatus.NOT_FOUND:
+            return Problem("not-sglang", f"{shown} answers, but has neither /server_info nor /get_server_info.")
+        if reply.status != HTTPStatus.OK:
+            redirected = HTTPStatus.MULTIPLE_CHOICES <= reply.status < HTTPStatus.BAD_REQUEST
+            token = "not-sglang" if redirected else "http-error"
+            return Problem(token, f"{shown}{path} answered with HTTP status {reply.status}.")
+        info = parse_info(reply.body)
+        if isinstance(info, Problem):
+            return info
+        return replace(info, is_vision=await self._is_vision(target, until))
+
+    async def _is_vision(self, target: Target, until: float) -> bool | None:
+        try:
+            reply = await self._get(target, "/model_info", until=until, limit=BODY_LIMIT)
+            payload = msgspec.json.decode(reply.body, type=_ModelPayload)
+        except (_Failure, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        value = payload.has_image_understanding if reply.status == HTTPStatus.OK else None
+        return value if isinstance(value, bool) else None
+
+    async def _get(self, target: Target, path: str, *, until: float, limit: int) -> _Reply:
+        """One request, ended at ``until`` (the loop's time). With ``limit`` 0 the body is not read.
+
+        Raises _Failure. A time-out is told apart by whether the connection was made: then somebody is there.
+        """
+        connection = SimpleNamespace(made=False)
+        key = None if path == "/ready" else self._read_key()
+        try:
+            async with (
+                asyncio.timeout_at(until),
+                self._open().get(
+                    _address(target.url, path, with_user=key is None),
+                    headers={"Authorization": f"Bearer {key}"} if key else {},
+                    allow_redirects=False,
+                    ssl=self._trust(target.url),
+                    trace_request_ctx=connection,
+                ) as response,
+            ):
+                body = b"" if limit == 0 else await _body(response, limit, target.url)
+                # What follows of the body is not waited for; with it goes the connection.
+                response.close()
+                return _Reply(status=response.status, body=body)
+        except TimeoutError:
+            answer = Answer.ACCEPTED if connection.made else Answer.TIMEOUT
+            raise _Failure(answer, _problem("timeout", target.url)) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _failure(error, target.url) from None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_create_end.append(_note_connection)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(force_close=True, resolver=_Resolver(), use_dns_cache=False),
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers={"User-Agent": f"sglang-sidecar/{__version__}", "Accept-Encoding": "identity"},
+                trace_configs=[trace],
+            )
+        return self._session
+
+    def _trust(self, url: str) -> ssl.SSLContext | bool:
+        """How a server's certificate is verified: by the configured authority, else by the system's."""
+        if not url.startswith("https:") or self._settings.server_ca_file is None:
+            return True
+        if self._tls is None:
+            try:
+                self._tls = ssl.create_default_context(cafile=self._settings.server_ca_file)
+            except (OSError, ValueError):
+                sentence = f"server_ca_file {self._settings.server_ca_file} holds no usable certificate authority."
+                raise _Failure(None, Problem("ca-file", sentence)) from None
+        return self._tls
+
+    def _read_key(self) -> str | None:
+        """The bearer key, read anew each time: a mounted secret is replaced in place. None when there is none."""
+        path = self._settings.server_key_file
+        if path is None:
+            return None
+        try:
+            with Path(path).open("rb") as file:
+                key = file.read(_KEY_LIMIT).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return key if key.isprintable() and key else None
+
+    def _unauthorized(self, shown: str) -> Problem:
+        path = self._settings.server_key_file
+        if path is None:
+            return Problem("no-key", f"{shown} wants a key and none is configured.")
+        if self._read_key() is None:
+            return Problem("key-unreadable", f"{shown} wants a key and none can be read from {path}.")
+        return Problem("key-refused", f"{shown} refuses the key in {path}.")
+
+
+async def _note_connection(
+    _session: aiohttp.ClientSession, context: SimpleNamespace, _parameters: aiohttp.TraceConnectionCreateEndParams
+) -> None:
+    context.trace_request_ctx.made = True
+
+
+def _address(url: str, path: str, *, with_user: bool) -> str:
+    parts = urlsplit(url)
+    # aiohttp turns user and password into a header of the same name as the key's: both together are an error.
+    netloc = parts.netloc if with_user else parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/") + path, "", ""))
+
+
+async def _body(response: aiohttp.ClientResponse, limit: int, url: str) -> bytes:
+    """A body of at most ``limit`` bytes, read piece by piece: it may be endless. Raises _Failure beyond."""
+    body = bytearray()
+    if (response.content_length or 0) <= limit:
+        async for piece in response.content.iter_any():
+            body += piece
+            if len(body) > limit:
+                break
+        else:
+            return bytes(body)
+    response.close()
+    raise _Failure(
+        Answer.ACCEPTED,
+        Problem("too-large", f"{public_url(url)} answered with more than {limit // 1024**2} MiB."),
+    )
+
+
+def _problem(token: str, url: str) -> Problem:
+    return Problem(token, f"{public_url(url)}: {PROBLEMS[token]}.")
+
+
+def _failure(error: Exception, url: str) -> _Failure:
+    """What an error of the client means for the server. The error's own text may hold credentials: it is dropped."""
+    if isinstance(error, aiohttp.InvalidURL):
+        return _Failure(None, _problem("invalid-url", url))
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return _Failure(Answer.UNREACHABLE, _problem("name-resolution", url))
+    if isinstance(error, aiohttp.ClientSSLError):
+        return _Failure(Answer.ACCEPTED, _problem("tls", url))
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return _Failure(Answer.ACCEPTED, _problem("protocol", url))
+    cause = error.os_error
+    # With several addresses behind one name, all failures arrive in one text and without a number.
+    if cause.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(cause):
+        return _Failure(Answer.REFUSED, _problem("refused", url))
+    if cause.errno == errno.ETIMEDOUT:
+        return _Failure(Answer.TIMEOUT, _problem("timeout", url))
+    if isinstance(cause, ConnectionResetError | ConnectionAbortedError | ssl.SSLError):
+        return _Failure(Answer.ACCEPTED, _problem("tls", url))
+    return _Failure(Answer.UNREACHABLE, _problem("unreachable", url))

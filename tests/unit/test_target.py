@@ -1,0 +1,579 @@
+"""Finding the server in made-up /proc trees, and one real process that belongs to somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sidecar.config import Image, Settings
+from sidecar.model import Placement, Processes, Scope, Standing, Target
+from sidecar.target import PREFLIGHT, RUNNING, TargetFinder, stand
+from tests.fakes.sglang import CAPTURES, MARKER
+
+SELF = 50
+BOOT = 1_700_000_000
+TICKS = os.sysconf("SC_CLK_TCK")
+MODULE = ("/srv/env/bin/python", "-m", "sglang.launch_server")
+
+
+@dataclass
+class Machine:
+    """A /proc tree and the files that go with it."""
+
+    base: Path
+    now: float = 0.0
+    proc: Path = field(init=False)
+    files: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.proc, self.files = self.base / "proc", self.base / "files"
+        self.files.mkdir()
+        self.proc.mkdir()
+        (self.proc / "stat").write_text(f"cpu 1 2 3\nbtime {BOOT}\n")
+        self.process(SELF, ("/opt/agent/bin/python", "/opt/agent/bin/sglang-sidecar", "serve"))
+        (self.proc / "self").symlink_to(str(SELF))
+
+    def process(
+        self,
+        pid: int,
+        argv: Sequence[str],
+        *,
+        parent: int = 1,
+        environ: dict[str, str] | bytes | None = None,
+        namespaces: dict[str, str] | None = None,
+        root: str = "/",
+        exe: str = "/usr/bin/python3.12",
+        maps: str = "",
+        state: str = "S",
+    ) -> None:
+        folder = self.proc / str(pid)
+        (folder / "ns").mkdir(parents=True)
+        (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
+        numbers = " ".join(["0"] * 17)
+        (folder / "stat").write_text(f"{pid} (py ) thon) {state} {parent} {numbers} {10 * TICKS} 0 0\n")
+        if not isinstance(environ, bytes):
+            environ = b"".join(f"{name}={value}\0".encode() for name, value in (environ or {}).items())
+        (folder / "environ").write_bytes(environ)
+        for name in ("mnt", "pid", "net"):
+            (folder / "ns" / name).symlink_to((namespaces or {}).get(name, f"{name}:[1]"))
+        (folder / "root").symlink_to(root)
+        (folder / "exe").symlink_to(exe)
+        (folder / "maps").write_text(maps)
+
+    def python(self, path: str, *packages: str, base: Path | None = None) -> None:
+        """Put an interpreter with installed packages where a path says, here or under another root."""
+        program = (base or self.files) / path.lstrip("/")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        for package in packages:
+            (program.parent.parent / "lib/python3.12/site-packages" / package).mkdir(parents=True, exist_ok=True)
+
+    def time(self) -> float:
+        return BOOT + self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+    def finder(
+        self,
+        settings: Settings | None = None,
+        *,
+        placement: Placement = Placement.CONTAINER,
+        processes: Processes = Processes.SHARED,
+        environ: dict[str, str] | None = None,
+        prefix: str | None = None,
+    ) -> TargetFinder:
+        standing = Standing(placement=placement, placement_why="", processes=processes, processes_why="it is so")
+        return TargetFinder(
+            settings or Settings(),
+            standing,
+            self,
+            proc=self.proc,
+            environ=environ or {},
+            prefix=prefix or str(self.files / "opt/sglang-sidecar"),
+            filesystem=self.files,
+        )
+
+    async def find(self, settings: Settings | None = None, **more: object) -> Target:
+        return await self.finder(settings, **more).find()  # type: ignore[arg-type]
+
+
+@pytest.fixture(name="machine")
+def _machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+# -- a running server -------------------------------------------------------------------------------
+
+
+async def test_a_server_in_our_namespaces_is_seen_whole(machine: Machine) -> None:
+    """In the same mount and process namespaces the process gives interpreter, flags, environment and address."""
+    argv = (*MODULE, "--port", "30111", "--tp", "2", "--api-key", MARKER)
+    machine.process(100, argv, environ={"CUDA_VISIBLE_DEVICES": "3"})
+    target = await machine.find()
+    assert (target.pid, target.create_time) == (100, BOOT + 10)
+    assert (target.scope, target.root) == (Scope.SERVER, None)
+    assert (target.python, target.python_source) == ("/srv/env/bin/python", "argv0")
+    assert (target.url, target.url_source) == ("http://127.0.0.1:30111", "command-line")
+    assert (target.launch, target.launch_source) == ({"port": 30111, "tp_size": 2}, RUNNING)
+    assert (target.environ, target.environ_missing) == ({"CUDA_VISIBLE_DEVICES": "3"}, None)
+    assert MARKER not in repr(target)
+
+
+@pytest.mark.parametrize(
+    ("flags", "url"),
+    [
+        ([], "http://127.0.0.1:30000"),
+        (["--host", "0.0.0.0"], "http://127.0.0.1:30000"),
+        (["--host", "::"], "http://[::1]:30000"),
+        (["--host", "10.1.2.3", "--port", "8000"], "http://10.1.2.3:8000"),
+        (["--ssl-certfile", "/c.pem"], "https://127.0.0.1:30000"),
+    ],
+)
+async def test_the_address_follows_the_flags(machine: Machine, flags: list[str], url: str) -> None:
+    """Without a configured URL the server's own host, port and certificate flags make it."""
+    machine.process(100, (*MODULE, *flags))
+    assert (await machine.find()).url == url
+
+
+async def test_a_configured_address_wins(machine: Machine) -> None:
+    """A URL set by hand is used whatever the flags say."""
+    machine.process(100, (*MODULE, "--port", "8000"))
+    settings = Settings(server_url="http://proxy:80", explicit=frozenset({"server_url"}))
+    target = await machine.find(settings)
+    assert (target.url, target.url_source, target.pid) == ("http://proxy:80", "setting", 100)
+
+
+async def test_an_address_in_another_network_is_marked(machine: Machine) -> None:
+    """A server in another network namespace has an address that here may be somebody else's."""
+    machine.process(100, MODULE, namespaces={"net": "net:[2]"})
+    assert (await machine.find()).url_source == "command-line-other-network"
+
+
+async def test_recorded_processes_lead_to_their_main_one(machine: Machine) -> None:
+    """Of a real server's processes only the main one is the server, although its children are renamed.
+
+    sgl-project/sglang#9952: children show a title in place of their command line.
+    """
+    recorded = json.loads((CAPTURES / "0.5.16-h200-fa4-fa3-hybrid" / "processes.json").read_text())
+    for process in recorded["processes"]:
+        machine.process(process["pid"], process["cmdline"], parent=process["ppid"])
+    target = await machine.find()
+    assert (target.pid, target.candidates) == (1054, ())
+
+
+async def test_a_child_about_to_become_another_program_is_no_second_server(machine: Machine) -> None:
+    """Between fork and exec a child shows its parent's command line; the parent is the server."""
+    machine.process(100, MODULE)
+    machine.process(101, MODULE, parent=100)
+    machine.process(102, MODULE, parent=101)
+    assert (await machine.find()).pid == 100
+
+
+async def test_a_shell_around_the_server_and_a_zombie_are_no_servers(machine: Machine) -> None:
+    """The shell that started the server carries its command line too, and a zombie is dead."""
+    machine.process(90, ("sh", "-c", "python -m sglang.launch_server; true"))
+    machine.process(91, MODULE, state="Z")
+    machine.process(100, MODULE, parent=90)
+    target = await machine.find()
+    assert (target.pid, target.candidates) == (100, ())
+
+
+async def test_several_servers_are_listed_and_none_is_chosen(machine: Machine) -> None:
+    """Two servers without a choice are shown as candidates instead of one picked at random.
+
+    sgl-project/sglang#10351
+    """
+    machine.process(100, (*MODULE, "--port", "30001"))
+    machine.process(200, (*MODULE, "--port", "30002"))
+    target = await machine.find()
+    assert (target.pid, target.candidates) == (None, (100, 200))
+    assert "100, 200" in target.why
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(server_pid=200),
+        Settings(server_url="http://127.0.0.1:30002", explicit=frozenset({"server_url"})),
+        Settings(server_pattern="port 30002"),
+    ],
+    ids=["pid", "url", "pattern"],
+)
+async def test_one_of_several_servers_is_chosen_by_hand(machine: Machine, settings: Settings) -> None:
+    """server_pid, the port of server_url and server_pattern each choose among several servers."""
+    machine.process(100, (*MODULE, "--port", "30001"))
+    machine.process(200, (*MODULE, "--port", "30002"))
+    assert (await machine.find(settings)).pid == 200
+
+
+async def test_a_pattern_finds_an_embedded_engine(machine: Machine) -> None:
+    """A program that embeds the engine is found by server_pattern, but its flags and address are not presumed."""
+    machine.process(100, ("/srv/env/bin/python", "my_engine.py", "--port", "1"))
+    machine.process(101, ("sglang::scheduler my_engine", "", ""), parent=100)
+    target = await machine.find(Settings(server_pattern=r"my_engine"))
+    assert (target.pid, target.url, target.url_source) == (100, "http://127.0.0.1:30000", "default")
+    assert target.launch["incomplete"] is True
+
+
+async def test_a_pid_that_is_gone_is_said_so(machine: Machine) -> None:
+    """A server_pid without a process chooses nothing, also when another server runs."""
+    machine.process(100, MODULE)
+    target = await machine.find(Settings(server_pid=7))
+    assert target.pid is None
+    assert "server_pid is 7" in target.why
+
+
+async def test_an_overwritten_environment_is_unknown(machine: Machine) -> None:
+    """An environment that reads back as NULs was overwritten by setproctitle; it is not an empty one.
+
+    dvarrazzo/py-setproctitle#17
+    """
+    machine.process(100, MODULE, environ=bytes(500))
+    target = await machine.find()
+    assert (target.environ, target.environ_missing) == (None, "environ-overwritten")
+
+
+async def test_the_renamed_main_process_of_an_old_release_is_found(machine: Machine) -> None:
+    """SGLang 0.5.2 renames its main process: no flags are known of it, its environment comes from what it mapped."""
+    maps = "7f00-7f01 r-xp 00000000 00:01 5 /srv/env/lib/python3.10/site-packages/sgl_kernel/x.so\n"
+    machine.python("/srv/env/bin/python3")
+    base = str(machine.files)
+    maps = maps.replace("/srv/env", f"{base}/srv/env")
+    machine.process(100, ("sglang::http_server/tokenizer_manager   ", ""), environ=bytes(90), maps=maps)
+    target = await machine.find()
+    assert (target.pid, target.launch_source, target.launch) == (100, None, {})
+    assert (target.python, target.python_source) == (f"{base}/srv/env/bin/python3", "maps")
+    assert target.url_source == "default"
+
+
+# -- its interpreter --------------------------------------------------------------------------------
+
+
+async def test_a_relative_interpreter_is_looked_up_on_the_servers_own_path(machine: Machine) -> None:
+    """`python3` means the first one on the server's PATH, not the base interpreter behind the exe link.
+
+    sgl-project/sglang#30612: the exe link of a virtual environment's interpreter shows /usr/bin/python3.
+    """
+    folder = machine.files / "v/bin"
+    machine.python("/v/bin/python3")
+    machine.process(100, ("python3", *MODULE[1:]), environ={"PATH": f"/nowhere:{folder}"})
+    target = await machine.find()
+    assert (target.python, target.python_source) == (f"{folder}/python3", "server-path")
+
+
+async def test_a_virtual_environment_is_taken_from_its_variable(machine: Machine) -> None:
+    """With no usable program name and no PATH, VIRTUAL_ENV names the environment."""
+    machine.python("/v/bin/python")
+    machine.process(100, ("python3", *MODULE[1:]), environ={"VIRTUAL_ENV": str(machine.files / "v")})
+    target = await machine.find()
+    assert (target.python, target.python_source) == (str(machine.files / "v/bin/python"), "virtual-env")
+
+
+async def test_the_exe_link_is_the_last_resort(machine: Machine) -> None:
+    """When nothing else names an interpreter the exe link does, and says so."""
+    machine.process(100, ("python3", *MODULE[1:]))
+    target = await machine.find()
+    assert (target.python, target.python_source) == ("/usr/bin/python3.12", "exe")
+
+
+async def test_the_interpreter_set_by_hand_wins_even_if_it_does_not_exist(machine: Machine) -> None:
+    """A configured interpreter is kept as it is: the probe that uses it has the better error."""
+    machine.process(100, MODULE)
+    target = await machine.find(Settings(server_python="/no/such/python"))
+    assert (target.python, target.python_source, target.scope) == ("/no/such/python", "setting", Scope.SERVER)
+
+
+# -- a server in another container ------------------------------------------------------------------
+
+
+def foreign(machine: Machine, **more: str) -> Path:
+    """A server in another mount namespace whose root can be entered."""
+    root = machine.base / "foreign"
+    machine.python("/srv/env/bin/python", "sglang", base=root)
+    namespaces = {"mnt": "mnt:[2]", "pid": "pid:[1]"} | more
+    machine.process(100, MODULE, namespaces=namespaces, root=str(root))
+    return root
+
+
+async def test_another_containers_files_are_read_through_its_root(machine: Machine) -> None:
+    """A server in another mount namespace is read through its root, with its own path of the interpreter."""
+    foreign(machine)
+    target = await machine.find()
+    assert (target.root, target.scope) == (str(machine.proc / "100/root"), Scope.SERVER)
+    assert target.python == "/srv/env/bin/python"
+
+
+async def test_the_same_image_allows_its_interpreter_to_be_used(machine: Machine) -> None:
+    """When our own image has the server's interpreter and packages at the same path, they are used as image facts."""
+    foreign(machine)
+    machine.python("/srv/env/bin/python", "sglang")
+    target = await machine.find()
+    assert (target.root, target.scope, target.python) == (None, Scope.IMAGE, "/srv/env/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("settings", "placement"),
+    [(Settings(image=Image.OWN), Placement.CONTAINER), (Settings(), Placement.HOST)],
+    ids=["own-image", "host"],
+)
+async def test_an_equal_path_is_not_trusted_where_images_differ(
+    machine: Machine, settings: Settings, placement: Placement
+) -> None:
+    """On a host, or in an image declared as our own, an interpreter at the same path is another one."""
+    foreign(machine)
+    machine.python("/srv/env/bin/python", "sglang")
+    target = await machine.find(settings, placement=placement)
+    assert (target.root, target.scope) == (str(machine.proc / "100/root"), Scope.SERVER)
+
+
+def test_an_unreadable_process_leaves_its_environment_unknown() -> None:
+    """A process of another user gives its flags, but its environment and files are unknown: permission-denied.
+
+    BishopFox/badPods#11, moby/moby#40713
+    """
+    if os.getuid() != 0:
+        pytest.skip("only root can become the other user that this needs")
+    argv = [sys.executable, "-c", "print('up', flush=True); input()"]
+    server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"TOKEN": MARKER})
+    look = (
+        "import asyncio, json, os, time\n"
+        "from sidecar.config import Settings\n"
+        "from sidecar.model import Placement, Processes, Standing\n"
+        "from sidecar.target import TargetFinder\n"
+        "s = Standing(placement=Placement.HOST, placement_why='', processes=Processes.SHARED, processes_why='')\n"
+        f"f = TargetFinder(Settings(server_pid={server.pid}), s, time, environ={{}})\n"
+        "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
+        "t = asyncio.run(f.find())\n"
+        "print(json.dumps([t.pid, t.environ, t.environ_missing, t.root, t.scope, t.why]))\n"
+    )
+    try:
+        assert server.stdout is not None
+        server.stdout.readline()
+        found = subprocess.run(
+            [sys.executable, "-c", look],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=Path(__file__).parents[2],
+        )
+        assert found.returncode == 0, found.stderr
+        pid, environ, missing, root, scope, why = json.loads(found.stdout)
+        assert (pid, environ, missing, root, scope) == (server.pid, None, "permission-denied", None, "self")
+        assert "may not be read" in why
+    finally:
+        server.kill()
+        server.communicate()
+
+
+# -- no server in sight -----------------------------------------------------------------------------
+
+
+async def test_hidden_processes_are_not_searched(machine: Machine) -> None:
+    """Without a shared process namespace nothing is looked for, and the reason is said.
+
+    joe-elliott/netcore-kubernetes-profiling#2
+    """
+    machine.process(100, MODULE)
+    target = await machine.find(processes=Processes.HIDDEN)
+    assert (target.pid, target.environ_missing, target.scope) == (None, "processes-hidden", Scope.SELF)
+    assert "hidden: it is so" in target.why
+
+
+@pytest.mark.parametrize(
+    ("path", "package", "source"),
+    [
+        ("/opt/sglang/bin/python", "sglang", "well-known-path"),
+        ("/opt/venv/bin/python", "flashinfer_python-0.6.4.dist-info", "well-known-path"),
+        ("/opt/conda/bin/python", "__editable__.sglang-0.5.16.pth", "conda"),
+        ("/srv/tools/bin/python3", "__editable___sglang_0_5_16_finder.py", "path"),
+        ("/usr/bin/python3", "sglang-0.5.16.dist-info", "well-known-path"),
+    ],
+)
+async def test_an_interpreter_of_the_image_is_found_by_its_packages(
+    machine: Machine, path: str, package: str, source: str
+) -> None:
+    """Without a process, an interpreter that has SGLang or FlashInfer beside it gives image facts, however installed.
+
+    sgl-project/sglang#4812: the right interpreter is not always /usr/bin/python3.
+    """
+    machine.python("/opt/venv/bin/python")
+    machine.python(path, package)
+    target = await machine.find(environ={"PATH": "/srv/tools/bin"})
+    assert (target.python, target.python_source, target.scope) == (path, source, Scope.IMAGE)
+
+
+async def test_debian_keeps_packages_of_the_system_interpreter_under_local(machine: Machine) -> None:
+    """What pip installs for /usr/bin/python3 lies in /usr/local/lib/python3.x/dist-packages."""
+    machine.python("/usr/bin/python3")
+    (machine.files / "usr/local/lib/python3.12/dist-packages/sglang").mkdir(parents=True)
+    assert (await machine.find()).python == "/usr/bin/python3"
+
+
+async def test_packages_with_similar_names_do_not_count(machine: Machine) -> None:
+    """sglang_router, sglang-sidecar or flashinfer-bench do not make an interpreter the server's."""
+    machine.python("/opt/venv/bin/python", "sglang_router", "sglang_sidecar-0.1.0.dist-info", "sglangx", "sidecar")
+    assert (await machine.find()).python is None
+
+
+async def test_the_agents_own_interpreter_counts_only_with_sglang_in_it(machine: Machine) -> None:
+    """The agent's own environment is never the server's, unless SGLang itself is installed in it."""
+    prefix = str(machine.files / "opt/sglang-sidecar")
+    machine.python("/opt/sglang-sidecar/bin/python", "flashinfer")
+    before = await machine.find(prefix=prefix)
+    machine.python("/opt/sglang-sidecar/bin/python", "sglang")
+    after = await machine.find(prefix=prefix)
+    assert (before.python, before.scope) == (None, Scope.SELF)
+    assert (after.python, after.python_source) == ("/opt/sglang-sidecar/bin/python", "own-environment")
+
+
+async def test_an_own_image_is_not_searched(machine: Machine) -> None:
+    """In an image declared as the agent's own no interpreter is the server's."""
+    machine.python("/opt/venv/bin/python", "sglang")
+    assert (await machine.find(Settings(image=Image.OWN))).scope is Scope.SELF
+
+
+async def test_a_root_set_by_hand_is_read_without_a_process(machine: Machine) -> None:
+    """server_root alone gives image facts from that folder."""
+    target = await machine.find(Settings(server_root="/mnt/image"))
+    assert (target.root, target.scope) == ("/mnt/image", Scope.IMAGE)
+
+
+# -- a launch before it happens ---------------------------------------------------------------------
+
+
+async def test_a_preflight_judges_the_given_launch(machine: Machine) -> None:
+    """In a preflight the flags and assignments of the command count, not a server that happens to run."""
+    machine.process(100, MODULE)
+    launch = ("env", "SGLANG_IS_FLASHINFER_AVAILABLE=false", "/v/bin/python", "-m", "sglang.launch_server", "--tp", "2")
+    target = await machine.find(Settings(launch=launch), environ={"HOME": "/root"})
+    assert (target.pid, target.launch, target.launch_source) == (None, {"tp_size": 2}, PREFLIGHT)
+    assert target.environ == {"HOME": "/root", "SGLANG_IS_FLASHINFER_AVAILABLE": "false"}
+    assert (target.python, target.python_source, target.scope) == ("/v/bin/python", "launch-command", Scope.SERVER)
+
+
+@pytest.mark.parametrize("program", ["python3", "sglang"])
+async def test_a_preflight_resolves_the_command_on_its_path(machine: Machine, program: str) -> None:
+    """`python3 -m ...` and `sglang serve` lead to the interpreter that would run them, without running anything."""
+    machine.python("/v/bin/python3")
+    folder = machine.files / "v/bin"
+    (folder / "sglang").write_text(f"#!{folder}/python3\n")
+    (folder / "sglang").chmod(0o755)
+    rest = ("serve",) if program == "sglang" else ("-m", "sglang.launch_server")
+    target = await machine.find(Settings(launch=(program, *rest)), environ={"PATH": str(folder)})
+    assert target.python == f"{folder}/python3"
+
+
+async def test_a_preflight_of_bare_flags_uses_the_images_interpreter(machine: Machine) -> None:
+    """Flags without a command are judged with the interpreter that has SGLang."""
+    machine.python("/opt/venv/bin/python", "sglang")
+    target = await machine.find(Settings(launch=("--mamba-backend", "flashinfer")))
+    assert (target.python, target.launch) == ("/opt/venv/bin/python", {"mamba_backend": "flashinfer"})
+
+
+# -- keeping what was found -------------------------------------------------------------------------
+
+
+async def test_a_found_target_is_kept_for_a_few_seconds(machine: Machine) -> None:
+    """Probes of one round share a search; a later round sees the change."""
+    finder = machine.finder()
+    first = await finder.find()
+    machine.process(100, MODULE)
+    machine.now += 1
+    again = await finder.find()
+    machine.now += 10
+    later = await finder.find()
+    assert (first.pid, again.pid, later.pid) == (None, None, 100)
+
+
+async def test_a_cancelled_caller_does_not_spoil_the_search(machine: Machine) -> None:
+    """One probe's deadline leaves the search to the others."""
+    machine.process(100, MODULE)
+    finder = machine.finder()
+    impatient = asyncio.create_task(finder.find())
+    patient = asyncio.create_task(finder.find())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    assert (await patient).pid == 100
+
+
+async def test_a_blocking_proc_file_does_not_block_the_loop(machine: Machine) -> None:
+    """A /proc file that does not return holds up its caller only.
+
+    A named pipe stands for the command line of a process in uninterruptible sleep.
+    """
+    machine.process(100, MODULE)
+    (machine.proc / "100" / "cmdline").unlink()
+    os.mkfifo(machine.proc / "100" / "cmdline")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(machine.finder().find(), 0.3)
+    os.close(os.open(machine.proc / "100" / "cmdline", os.O_WRONLY | os.O_NONBLOCK))
+
+
+# -- where the agent stands -------------------------------------------------------------------------
+
+
+def place(machine: Machine, *, settings: Settings | None = None, environ: dict[str, str] | None = None) -> Placement:
+    standing = stand(
+        settings or Settings(), proc=machine.proc, environ=environ or {}, filesystem=machine.files, pid=9, parent=8
+    )
+    assert standing.placement_why
+    return standing.placement
+
+
+def test_a_machine_without_signs_of_a_container_is_a_host(machine: Machine) -> None:
+    """No marker, no variable and ordinary control groups make a host, where processes can be seen."""
+    (machine.proc / str(SELF) / "cgroup").write_text("0::/system.slice/sglang-sidecar.service\n")
+    standing = stand(Settings(), proc=machine.proc, environ={}, filesystem=machine.files, pid=9, parent=1)
+    assert (standing.placement, standing.processes) == (Placement.HOST, Processes.SHARED)
+
+
+def test_each_sign_of_a_container_counts(machine: Machine) -> None:
+    """A marker file, Kubernetes' variable or a control group each prove a container; a setting overrides them."""
+    assert place(machine, environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) is Placement.CONTAINER
+    (machine.proc / str(SELF) / "cgroup").write_text("1:cpu:/kubepods.slice/pod1\n")
+    assert place(machine) is Placement.CONTAINER
+    (machine.proc / str(SELF) / "cgroup").unlink()
+    assert place(machine) is Placement.HOST
+    (machine.files / "run").mkdir()
+    (machine.files / "run/.containerenv").touch()
+    assert place(machine) is Placement.CONTAINER
+    assert place(machine, settings=Settings(placement=Placement.HOST)) is Placement.HOST
+
+
+@pytest.mark.parametrize(
+    ("pid", "parent", "first", "expected"),
+    [
+        (1, 0, "python", Processes.HIDDEN),
+        (7, 1, "tini", Processes.HIDDEN),
+        (7, 1, "python3", Processes.SHARED),
+        (7, 0, "pause", Processes.SHARED),
+        (9, 7, "tini", Processes.SHARED),
+    ],
+)
+def test_a_container_of_our_own_hides_the_server(
+    machine: Machine, pid: int, parent: int, first: str, expected: Processes
+) -> None:
+    """Processes are hidden when number 1 is the agent or the init shim that started it.
+
+    iovisor/kubectl-trace#16
+    """
+    (machine.files / ".dockerenv").touch()
+    (machine.proc / "1").mkdir()
+    (machine.proc / "1" / "comm").write_text(first + "\n")
+    standing = stand(Settings(), proc=machine.proc, environ={}, filesystem=machine.files, pid=pid, parent=parent)
+    assert (standing.processes, bool(standing.processes_why)) == (expected, True)
