@@ -6,7 +6,8 @@ agent's, lowers its privilege and priority, and then becomes ARGV by exec. A lau
 and an exec that blocks (interpreter on a dead network mount) blocks this child, not the event loop.
 
 SPEC is JSON: ``parent`` (pid that must still be our parent), ``result_fd`` (where an exec failure is
-reported as one JSON line), ``nice``, ``uid``, ``gid``, ``groups``, ``no_new_privs``, ``oom_score_adj``.
+reported as one JSON line), ``nice``, ``uid``, ``gid``, ``groups``, ``no_new_privs``, ``capabilities``,
+``oom_score_adj``.
 """
 
 import ctypes
@@ -18,13 +19,26 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+CAPABILITY_VERSION_3 = 0x20080522
+
+
+def drop_capabilities(libc: ctypes.CDLL) -> None:
+    """Empty every set; with no_new_privs set, exec gives root nothing back that is not permitted now."""
+    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    if libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
     argv = sys.argv[2:]
     # Loaded before the change of user, who may not be able to read this interpreter's library.
-    prctl = ctypes.CDLL(None).prctl
+    libc = ctypes.CDLL(None, use_errno=True)
+    prctl = libc.prctl
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if spec.get("nice"):
@@ -45,6 +59,8 @@ def main() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if spec.get("no_new_privs"):
             prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if not spec.get("capabilities", True):
+            drop_capabilities(libc)
         if os.getppid() != spec["parent"]:
             os._exit(0)  # the agent died before the signal was armed
         os.execvpe(argv[0], argv, os.environ)  # noqa: S606 - that no shell comes between is the point

@@ -55,12 +55,16 @@ def child_environment(environ: Mapping[str, str], extra: Mapping[str, str] | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Privilege:
-    """What a child may still do. ``None`` leaves the agent's own identity."""
+    """What a child may still do. ``None`` leaves the agent's own identity.
+
+    ``capabilities`` False takes every capability from it for good, also from a child that stays root.
+    """
 
     uid: int | None = None
     gid: int | None = None
     groups: tuple[int, ...] | None = None
     no_new_privs: bool = True
+    capabilities: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +285,8 @@ class Isolation:
             "uid": privilege.uid,
             "gid": privilege.gid,
             "groups": privilege.groups,
-            "no_new_privs": privilege.no_new_privs,
+            "no_new_privs": privilege.no_new_privs or not privilege.capabilities,
+            "capabilities": privilege.capabilities,
             "oom_score_adj": oom_score_adj,
         }
         command = [sys.executable, "-I", "-S", _LAUNCHER, json.dumps(spec), *argv, "--fd", str(theirs.fileno())]

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LIBRARY = "libnvidia-ml.so.1"
 LIBRARY_NOT_FOUND = 12
 GPU_IS_LOST = 15
+NO_SUCH_FORM = (2, 13, 25)
+"""Codes by which an older driver says that it does not know a versioned call or structure."""
 _MAX_GPUS = 256
 """More than any machine has: a nonsensical count must not become a loop of hours."""
 _MAX_TEXT = 4096
@@ -125,19 +127,24 @@ class Worker:
             return gpu | {"code": error.code, "words": str(error)}
         nvml = self._nvml
         sensor = getattr(nvml, "NVML_TEMPERATURE_GPU", 0)
+        # As nvidia-smi shows it: the versioned form keeps what the driver reserved for itself (615 MiB on an
+        # H200) out of "used". Drivers before R510 have only the plain one, which counts it in.
+        memory_v2 = (nvml.nvmlMemory_v2,) if hasattr(nvml, "nvmlMemory_v2") else ()
         fields: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]], ...] = (
             ("uuid", "nvmlDeviceGetUUID", (), str),
             ("name", "nvmlDeviceGetName", (), str),
             ("compute_capability", "nvmlDeviceGetCudaComputeCapability", (), list),
             ("mig", "nvmlDeviceGetMigMode", (), lambda modes: bool(modes[0])),
-            # The plain form: the versioned one counts the driver's own reservation differently.
-            ("memory", "nvmlDeviceGetMemoryInfo", (), lambda memory: [int(memory.used), int(memory.total)]),
+            ("memory", "nvmlDeviceGetMemoryInfo", memory_v2, lambda memory: [int(memory.used), int(memory.total)]),
             ("temperature", "nvmlDeviceGetTemperature", (sensor,), int),
             ("power_mw", "nvmlDeviceGetPowerUsage", (), int),
             ("utilization_percent", "nvmlDeviceGetUtilizationRates", (), lambda rates: int(rates.gpu)),
         )
         for field, call, arguments, convert in fields:
             value = self._field(errors, call, handle, *arguments, gpu=index)
+            if memory_v2 and arguments is memory_v2 and errors.get(call) in NO_SUCH_FORM:
+                del errors[call]
+                value = self._field(errors, call, handle, gpu=index)
             gpu[field] = None if value is None else convert(value)
             if errors.get(call) == GPU_IS_LOST:
                 # Each further call to a lost GPU can take seconds, and none will be answered.

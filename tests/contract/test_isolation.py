@@ -163,6 +163,17 @@ async def test_a_child_runs_as_the_user_it_is_given(isolation: Isolation) -> Non
     assert report.result == {"result": [[65534] * 3, [65534] * 3, [], True]}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities to lose")
+async def test_a_child_that_stays_root_loses_every_capability(isolation: Isolation) -> None:
+    """Permitted, effective and inheritable sets are empty after exec, although the user is root."""
+    code = (
+        "sets = [line.split() for line in open('/proc/self/status') if line[:6] in ('CapInh', 'CapPrm', 'CapEff')]; "
+        "put({'result': [os.geteuid(), [int(mask, 16) for _, mask in sets]]})"
+    )
+    report = await isolation.run(_as_anyone(code), env=ENV, timeout=20, privilege=Privilege(capabilities=False))
+    assert report.result == {"result": [0, [0, 0, 0]]}
+
+
 def _as_anyone(code: str) -> list[str]:
     """A Python that any user may run: the one under test may live in root's home."""
     for candidate in ("/usr/bin/python3", sys.executable):

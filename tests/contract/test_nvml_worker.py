@@ -102,7 +102,8 @@ async def test_values_are_those_of_the_recorded_machine(make: MakeClient) -> Non
         assert gpu.name == recorded["nvmlDeviceGetName"]["value"]
         assert gpu.compute_capability == "9.0"
         assert gpu.mig is False
-        assert gpu.memory_used == recorded["nvmlDeviceGetMemoryInfo"]["value"]["used"]
+        # What the plain call counts as used on an idle GPU is the driver's reservation; nvidia-smi says 0 MiB.
+        assert gpu.memory_used == 0
         assert gpu.memory_total == recorded["nvmlDeviceGetMemoryInfo"]["value"]["total"]
         assert gpu.temperature == recorded["nvmlDeviceGetTemperature"]["[0]"]["value"]
         assert gpu.power == pytest.approx(recorded["nvmlDeviceGetPowerUsage"]["value"] / 1000)
@@ -321,7 +322,7 @@ async def test_undecodable_name(make: MakeClient, scenario: Scenario) -> None:
     reading = await make().round(GENEROUS)
     assert [gpu.name for gpu in reading.gpus] == [None, "NVIDIA H200"]
     assert reading.gpus[0].errors == {"nvmlDeviceGetName": "undecodable"}
-    assert reading.gpus[0].memory_used == 644939776
+    assert reading.gpus[0].memory_total == 150754820096
 
 
 @pytest.mark.parametrize("call", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetTemperature"])
@@ -355,6 +356,15 @@ async def test_gpu_that_answers_nothing_is_not_up(make: MakeClient, scenario: Sc
     scenario.set({f"nvmlDeviceGet{name}@1": 999 for name in [*getters, "UtilizationRates"]})
     reading = await make().round(GENEROUS)
     assert [gpu.code for gpu in reading.gpus] == [0, 999]
+
+
+async def test_memory_of_a_driver_without_the_versioned_call(make: MakeClient, tmp_path: Path) -> None:
+    """An old driver answers the plain call, whose "used" includes what the driver reserved."""
+    old = build(tmp_path / "old", omit=["nvmlDeviceGetMemoryInfo_v2"])
+    gpu = (await make(library=old).round(GENEROUS)).gpus[0]
+    recorded = CAPTURE["devices"][0]["nvmlDeviceGetMemoryInfo"]["value"]
+    assert (gpu.memory_used, gpu.memory_total) == (recorded["used"], recorded["total"])
+    assert gpu.errors == {}
 
 
 async def test_mig_parent(make: MakeClient, scenario: Scenario) -> None:

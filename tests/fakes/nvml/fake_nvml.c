@@ -198,22 +198,28 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *out, unsigned int size
     TRY(enter_gpu("nvmlDeviceGetName", device));
     return text("name", index_of(device), "NVIDIA H200", out, size);
 }
+/* As on the recorded machine: idle, but with what the driver reserves, which only the plain form calls used. */
+static void memory(nvmlDevice_t device, nvmlMemory_v2_t *out)
+{
+    out->total = number("memory_total", index_of(device), 150754820096ULL);
+    out->reserved = number("memory_reserved", index_of(device), 644939776ULL);
+    out->used = number("memory_used", index_of(device), 0);
+    out->free = out->total - out->reserved - out->used;
+}
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *out)
 {
     TRY(enter_gpu("nvmlDeviceGetMemoryInfo", device));
-    out->total = number("memory_total", index_of(device), 150754820096ULL);
-    out->used = number("memory_used", index_of(device), 644939776ULL);
-    out->free = out->total - out->used;
+    nvmlMemory_v2_t all;
+    memory(device, &all);
+    out->total = all.total;
+    out->used = all.used + all.reserved;
+    out->free = all.free;
     return SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *out)
 {
-    nvmlMemory_t plain;
-    TRY(nvmlDeviceGetMemoryInfo(device, &plain));
-    out->total = plain.total;
-    out->used = plain.used;
-    out->free = plain.free;
-    out->reserved = 0;
+    TRY(enter_gpu("nvmlDeviceGetMemoryInfo", device));
+    memory(device, out);
     return SUCCESS;
 }
 nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *out)

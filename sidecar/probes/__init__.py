@@ -1,0 +1,1 @@
+"""The probes: one file each, found by its ``PROBE``. They know nothing of each other."""

@@ -1,0 +1,250 @@
+"""The served agent as its users meet it: Prometheus, secrets, wrong input, preflight."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import agent
+from tests.fakes.nvml import Scenario, build
+from tests.fakes.sglang import MARKER, FakeSglang, answering, capture, endless, hundred_megabytes, serve
+
+
+@pytest.fixture(scope="session")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled fake of the NVML library."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@contextlib.contextmanager
+def sglang(fake: FakeSglang) -> Iterator[FakeSglang]:
+    """The fake server in a thread of its own, for tests that block."""
+    loop = asyncio.new_event_loop()
+    ready, done = threading.Event(), asyncio.Event()
+
+    async def main() -> None:
+        async with serve(fake):
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield fake
+    finally:
+        loop.call_soon_threadsafe(done.set)
+        thread.join(10)
+        loop.close()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_prometheus_scrapes_it(tmp_path: Path, fake_library: Path) -> None:
+    """A real Prometheus finds the target up and answers queries over our series."""
+    env = Scenario(tmp_path / "scenario", gpus=8).environ(fake_library)
+    port = free_port()
+    with sglang(FakeSglang()) as server, agent.serve(tmp_path / "log", "--server-url", server.url, env=env) as served:
+        served.until("gpus_visible", 8)
+        (tmp_path / "prometheus.yml").write_text(
+            "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+            "scrape_configs:\n"
+            f"- {{job_name: sidecar, static_configs: [{{targets: ['{served.url.removeprefix('http://')}']}}]}}\n"
+        )
+        with (tmp_path / "prometheus.log").open("wb") as log:
+            prometheus = subprocess.Popen(
+                ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
+                 f"--web.listen-address=127.0.0.1:{port}"],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        try:
+            assert _query(port, "up", 30) == ["1"]
+            assert _query(
+                port, "count(sglang_sidecar_gpu_memory_used_bytes < sglang_sidecar_gpu_memory_total_bytes)"
+            ) == ["8"]
+            assert _query(port, 'sglang_sidecar_flash_attention_version{phase="decode"}') == ["3"]
+            join = "sglang_sidecar_gpu_power_watts * on (uuid) group_left (name) sglang_sidecar_gpu_info"
+            assert _query(port, f"count({join})") == ["8"]
+        finally:
+            prometheus.terminate()
+            prometheus.wait(30)
+
+
+def _query(port: int, expression: str, seconds: float = 15) -> list[str]:
+    end = time.monotonic() + seconds
+    address = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.request.quote(expression)}"  # type: ignore[attr-defined]  # re-exported
+    while True:
+        with contextlib.suppress(OSError):
+            with urllib.request.urlopen(address, timeout=5) as response:
+                values = [series["value"][1] for series in json.load(response)["data"]["result"]]
+            if values and values != ["0"]:
+                return values
+        if time.monotonic() > end:
+            return []
+        time.sleep(0.3)
+
+
+def test_no_secret_leaves_the_agent(tmp_path: Path, fake_library: Path) -> None:
+    """A key in the server's answer, command line and environment is in nothing that is served or logged."""
+    payload = capture("0.5.16") | {"admin_api_key": MARKER, "launch_command": f"sglang serve --api-key {MARKER}"}
+    launcher = tmp_path / "sglang" / "launch_server.py"
+    launcher.parent.mkdir()
+    (launcher.parent / "__init__.py").touch()
+    launcher.write_text("import time; time.sleep(600)\n")
+    key = tmp_path / "key"
+    key.write_text(MARKER + "\n")
+    env = Scenario(tmp_path / "scenario", gpus=1).environ(fake_library)
+    with sglang(FakeSglang(info=payload, api_key=MARKER)) as server:
+        port = server.url.rpartition(":")[2]
+        started = subprocess.Popen(
+            [sys.executable, "-m", "sglang.launch_server", "--port", port, "--api-key", MARKER],
+            cwd=tmp_path,
+            env=os.environ | {"SGLANG_API_KEY": MARKER, "PYTHONPATH": str(tmp_path)},
+        )
+        try:
+            arguments = ("--server-url", server.url, "--server-key-file", str(key), "--log-level", "debug")
+            with agent.serve(tmp_path / "log", *arguments, env=env) as served:
+                served.until("server_up", 1)
+                served.until("flash_attention_version", 0, phase="prefill")
+                assert served.report()["server"]["pid"] == started.pid
+                for path in ("/metrics", "/report", "/", "/readyz?verbose", "/livez", "/startupz"):
+                    assert MARKER not in served.get(path)[1], path
+                served.stop()
+                assert MARKER not in served.log
+            for form in ("text", "json", "metrics"):
+                checked = agent.run("check", "-v", "--no-import", "--format", form, *arguments, env=env)
+                assert MARKER not in checked.stdout + checked.stderr
+        finally:
+            started.kill()
+            started.wait()
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        answering("<html>login</html>"),
+        answering("{", content_type="application/json"),
+        answering("[" * 100_000, content_type="application/json"),
+        answering(b"\xff\xfe\x00", content_type="application/json"),
+        answering("broken", status=500),
+        endless,
+        hundred_megabytes,
+    ],
+    ids=["html", "cut", "deep", "bytes", "500", "endless", "100MB"],
+)
+def test_a_server_that_is_no_sglang(tmp_path: Path, fake_library: Path, special: object) -> None:
+    """Whatever the address answers, one condition with one sentence says so and the rest of the agent goes on."""
+    env = Scenario(tmp_path / "scenario", gpus=1).environ(fake_library)
+    fake = FakeSglang(special=special)  # type: ignore[arg-type]  # a handler
+    with sglang(fake) as server, agent.serve(tmp_path / "log", "--server-url", server.url, env=env) as served:
+        served.until("condition_active", 1, code="server-unreachable")
+        served.until("nvml_up", 1)
+        served.until("ready", 1)
+        assert served.value("process_resident_memory_bytes") < 120 * 2**20  # type: ignore[operator]  # present
+        (said,) = [c for c in served.report()["conditions"] if c["code"] == "server-unreachable"]
+        assert said["message"].count("\n") == 0
+        assert served.value("flash_attention_version", phase="prefill") is None
+
+
+def test_an_interpreter_that_does_not_exist_stops_only_its_probes(tmp_path: Path, fake_library: Path) -> None:
+    """A wrong server_python is one clear sentence; driver and endpoints go on."""
+    env = Scenario(tmp_path / "scenario", gpus=1).environ(fake_library)
+    for python, word in (("/nonexistent/bin/python", "No such file"), ("/bin/true", "/bin/true")):
+        with agent.serve(tmp_path / "log", "--server-python", python, env=env) as served:
+            served.until("nvml_up", 1)
+            served.until("probe_success", 0, probe="packages")
+            detail = served.report()["probes"]["packages"]["detail"]
+            assert word in detail
+            assert "server_python" in detail
+            assert served.get("/livez")[0] == 200
+            assert {c["code"]: c for c in served.report()["conditions"]}["flashinfer-not-installed"][
+                "status"
+            ] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        (("--listen", "nowhere"), {}, ("listen", "nowhere", "HOST:PORT")),
+        (("--no-such-flag",), {}, ("--no-such-flag",)),
+        ((), {"SGLANG_SIDECAR_IMPORT": "sometimes"}, ("import", "sometimes", "auto", "never")),
+        (("--config", "/nonexistent.toml"), {}, ("/nonexistent.toml",)),
+        (("--server-root", "/etc/passwd"), {}, ("server_root", "/etc/passwd", "directory")),
+        (("--require", "warp-drive"), {}, ("require", "warp-drive", "flashinfer-mamba")),
+        (("--server-url", "ftp://x"), {}, ("server_url", "ftp://x", "http")),
+    ],
+)
+def test_wrong_settings_are_one_clear_sentence_each(
+    arguments: tuple[str, ...], env: dict[str, str], words: tuple[str, ...]
+) -> None:
+    """A bad value names the key, the value and what is allowed, with status 64, never 2 ("critical")."""
+    for command in ("serve", "check"):
+        ended = agent.run(command, *arguments, env=env)
+        assert ended.returncode == 64
+        assert all(word in ended.stderr for word in words), ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_an_address_in_use_is_one_clear_sentence() -> None:
+    """A taken address ends serve with status 64 and its name."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = agent.run("serve", "--listen", address)
+    assert ended.returncode == 64
+    assert address in ended.stderr
+    assert ended.stderr.strip().count("\n") == 0
+
+
+def test_variables_that_kubernetes_injects_are_no_settings(tmp_path: Path) -> None:
+    """A service called sglang-sidecar puts its addresses into every pod's environment; they are ignored."""
+    env = {
+        "SGLANG_SIDECAR_PORT": "tcp://10.0.0.1:9477",
+        "SGLANG_SIDECAR_SERVICE_HOST": "10.0.0.1",
+        "SGLANG_SIDECAR_SERVICE_PORT": "9477",
+        "SGLANG_SIDECAR_PORT_9477_TCP_ADDR": "10.0.0.1",
+        "SGLANG_SIDECAR_LOG_LEVEL": "debug",
+    }
+    shown = agent.run("config", "show", "--format", "json", env=env)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "10.0.0.1" not in shown.stdout
+
+
+def test_preflight_judges_the_flags_after_the_dashes(tmp_path: Path, fake_library: Path) -> None:
+    """`check -- LAUNCH` shows the backends that the launch asks for, by phase, as declared."""
+    env = Scenario(tmp_path / "scenario", gpus=1).environ(fake_library)
+    launch = ("--", "python3", "-m", "sglang.launch_server", "--prefill-attention-backend", "fa4",
+              "--decode-attention-backend=fa3", "--api-key", MARKER)  # fmt: skip
+    checked = agent.run("check", "--no-import", "--format", "json", *launch, env=env)
+    attention = json.loads(checked.stdout)["attention"]
+    assert (attention["prefill"]["declared"], attention["prefill"]["version"]) == ("fa4", 4)
+    assert (attention["decode"]["declared"], attention["decode"]["version"]) == ("fa3", 3)
+    assert MARKER not in checked.stdout + checked.stderr
+
+
+def test_the_json_of_check_is_the_report(tmp_path: Path, fake_library: Path) -> None:
+    """`check --format json` and /report have the same shape, and the exit status follows --fail-on."""
+    env = Scenario(tmp_path / "scenario", gpus=1).environ(fake_library)
+    with agent.serve(tmp_path / "log", env=env) as served:
+        served.until("nvml_up", 1)
+        shape = served.report().keys()
+    checked = agent.run("check", "--no-import", "--format", "json", env=env)
+    assert json.loads(checked.stdout).keys() == shape
+    Scenario(tmp_path / "scenario").set({"nvmlInit": 9})
+    assert agent.run("check", "--no-import", "--placement", "host", env=env).returncode == 2
+    assert agent.run("check", "--no-import", "--placement", "host", "--fail-on", "critical", env=env).returncode == 2
