@@ -29,6 +29,13 @@ class ImportPolicy(StrEnum):
     NEVER = "never"
 
 
+class NvmlMode(StrEnum):
+    """How NVML is asked: by one process that stays, or by a new one each round."""
+
+    WORKER = "worker"
+    ONESHOT = "oneshot"
+
+
 class Image(StrEnum):
     """Whose image the agent runs in (design: where the sidecar stands)."""
 
@@ -59,6 +66,10 @@ class Settings:
     server_pattern: str | None = None
     server_python: str | None = None
     server_root: str | None = None
+    gpus: tuple[str, ...] = ()
+    gpus_expected: int | None = None
+    nvml: NvmlMode = NvmlMode.WORKER
+    gpu_detail: bool = False
     require: tuple[str, ...] = ()
     import_policy: ImportPolicy = ImportPolicy.AUTO
     intervals: Mapping[str, float] = field(default_factory=dict)
@@ -311,6 +322,33 @@ def _pid(value: object, _known: Known) -> int:
     return number
 
 
+def _gpus(value: object, _known: Known) -> tuple[str, ...]:
+    """Parse indices and uuids of GPUs, as NVML and CUDA_VISIBLE_DEVICES write them."""
+    found = [part for text in _strings(value) for part in text.replace(",", " ").split()]
+    for text in found:
+        if not re.fullmatch(r"\d{1,3}|(?:GPU|MIG)-[0-9A-Za-z/-]{1,80}", text):
+            raise _reject(text, "must be GPU indices or uuids, for example 0,1 or GPU-5b7c1f0e")
+    if len(set(found)) != len(found):
+        raise _reject(" ".join(found), "names a GPU twice")
+    return tuple(found)
+
+
+def _count(value: object, _known: Known) -> int:
+    """Parse a number of GPUs."""
+    if isinstance(value, bool) or not re.fullmatch(r"[1-9]\d{0,3}", str(value)):
+        raise _reject(value, "must be a whole number from 1 to 9999")
+    return int(str(value))
+
+
+def _switch(value: object, _known: Known) -> bool:
+    """Parse a yes or no."""
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    raise _reject(value, "must be true or false")
+
+
 def _pattern(value: object, _known: Known) -> str:
     """Accept a regular expression."""
     text = _string(value)
@@ -497,6 +535,32 @@ SETTINGS: tuple[Setting, ...] = (
         default="found",
         doc="Root directory below which the server's environment lies",
         metavar="DIRECTORY",
+    ),
+    Setting(
+        key="gpus",
+        parse=_gpus,
+        default="found",
+        doc="The server's GPUs, as indices or uuids",
+        metavar="GPU",
+        repeatable=True,
+    ),
+    Setting(
+        key="gpus_expected",
+        parse=_count,
+        default="found",
+        doc="How many GPUs the server needs",
+        metavar="NUMBER",
+    ),
+    _choice_setting(
+        "nvml", tuple(NvmlMode), "worker", "Whether NVML is asked by a process that stays or a new one each round"
+    ),
+    Setting(
+        key="gpu_detail",
+        parse=_switch,
+        default="false",
+        doc="Whether clocks, PCIe, NVLink and fabric of each GPU are exported too; they are judged regardless",
+        metavar="true|false",
+        choices=("true", "false"),
     ),
     Setting(
         key="require",

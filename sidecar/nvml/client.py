@@ -13,12 +13,12 @@ import re
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sidecar.isolation import Child, Isolation, child_environment
 from sidecar.model import ProbeCrash, ProbeTimeout
+from sidecar.nvml.reading import GpuReading, NvmlReading
 
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _MAX_STUCK = 2
@@ -28,70 +28,6 @@ _FRESH_AFTER_MISSING = 6
 _LIBRARY_NOT_FOUND = 12
 _CLOSE_WAIT = 0.5
 """Seconds that closing gives a round in progress to notice its worker's end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
-    """What one GPU answered. A field is None where the source did not say; ``errors`` then tells why.
-
-    ``code`` is 0 for a GPU that answers, 15 for a lost one, else the NVML code (or a token, as in
-    ``errors``) with which its handle failed; ``words`` are NVML's own. ``uuid`` of a GPU that no longer
-    answers is the one seen at its index before. ``mig`` is the current MIG mode. Memory is in bytes,
-    ``temperature`` in degrees Celsius, ``power`` in watts, ``utilization`` a ratio from 0 to 1. ``errors``
-    maps an NVML call to its code, or to a token where the binding itself failed (``undecodable``,
-    ``not-in-binding``, ``binding-error``).
-    """
-
-    index: int
-    code: int | str
-    words: str | None = None
-    uuid: str | None = None
-    name: str | None = None
-    compute_capability: str | None = None
-    mig: bool | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    temperature: float | None = None
-    power: float | None = None
-    utilization: float | None = None
-    errors: Mapping[str, int | str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlReading:
-    """What one round found.
-
-    ``code`` is 0, or the NVML code of the system-level ``call`` that failed, with NVML's own ``words``; 12
-    means that no library could be loaded, for which ``loader`` is the dynamic loader's sentence.
-    ``library`` is the path of the loaded library, ``library_version`` the version in its real file name.
-    ``count`` is the number of GPUs that NVML shows. ``module_*`` come from ``/proc/driver/nvidia``: whether a
-    kernel module shows itself, its version, its flavour (open or proprietary), the GPUs it lists.
-    ``device_present`` and ``device_refused`` tell of ``/dev/nvidiactl``; refused is None where it is not
-    known. ``succeeded_before`` is True once an earlier round of this agent opened NVML.
-    ``visible_devices`` and ``driver_capabilities`` are the agent's own NVIDIA_* environment variables.
-    """
-
-    code: int
-    call: str | None = None
-    words: str | None = None
-    loader: str | None = None
-    driver_version: str | None = None
-    nvml_version: str | None = None
-    cuda_driver_version: str | None = None
-    library: str | None = None
-    library_version: str | None = None
-    count: int | None = None
-    gpus: tuple[GpuReading, ...] = ()
-    errors: Mapping[str, int | str] = field(default_factory=dict)
-    module_present: bool = False
-    module_version: str | None = None
-    module_flavour: str | None = None
-    module_gpus: int | None = None
-    device_present: bool = False
-    device_refused: bool | None = None
-    succeeded_before: bool = False
-    visible_devices: str | None = None
-    driver_capabilities: str | None = None
 
 
 class NvmlClient:

@@ -27,7 +27,7 @@ from sidecar.model import (
     Status,
     World,
 )
-from sidecar.nvml.client import GpuReading, NvmlReading
+from sidecar.nvml.reading import GpuReading, NvmlReading
 from sidecar.services import Services
 
 DriverFacts = NvmlReading

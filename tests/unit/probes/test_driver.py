@@ -25,7 +25,7 @@ from sidecar.model import (
     Status,
     World,
 )
-from sidecar.nvml.client import GpuReading, NvmlReading
+from sidecar.nvml.reading import GpuReading, NvmlReading
 from sidecar.probes.driver import CONDITIONS, FAMILIES, PROBE, DriverSection, GpuSection, identity, report, samples
 
 NOW = 1_750_000_100.0
