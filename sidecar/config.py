@@ -795,5 +795,7 @@ def _readable(setting: Setting, value: object) -> str:
             return ",".join(f"{key}={number:g}" for key, number in table.items())
         case None | list() | dict():
             return setting.default
+        case bool() as switch:
+            return str(switch).lower()
         case plain:
             return str(plain)

@@ -154,9 +154,11 @@ def view(facts: ServerFacts) -> ServerView:
     """Reduce the facts to what other probes' conditions depend on."""
     target = facts.target
     process = None if target.pid is None else f"{target.pid}:{target.create_time}"
+    # A launch that is only considered has no server that passed it: what hinders a launch gates.
+    preflight = target.launch_source == PREFLIGHT
     return ServerView(
-        answer=facts.observation.answer,
-        refusal_is_proof=_refusal_is_proof(facts),
+        answer=Answer.REFUSED if preflight else facts.observation.answer,
+        refusal_is_proof=preflight or _refusal_is_proof(facts),
         process=process,
         features=_features(facts),
     )

@@ -263,3 +263,9 @@ def test_the_report_holds_the_servers_picture_without_secrets() -> None:
 def test_the_report_says_the_state_in_one_word(given: ServerFacts, state: str) -> None:
     """One word tells a starting server from an absent, silent or locked one."""
     assert PROBE.report(given)["server"].state == state
+
+
+def test_nothing_has_passed_a_launch_that_is_only_considered() -> None:
+    """In a preflight what hinders a launch gates, so that the verdict is not "ready"."""
+    seen = view(facts(ServerObservation(answer=None), launch_source=PREFLIGHT))
+    assert (seen.answer, seen.refusal_is_proof) == (Answer.REFUSED, True)
