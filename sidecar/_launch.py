@@ -1,13 +1,14 @@
 """Start one child the way `isolation` wants it: this file is run, never imported.
 
-``python -I -S _launch.py SPEC ARGV...`` with the agent's own interpreter. It ties the child's life to the
-agent's, lowers its privilege and priority, and then becomes ARGV by exec. A launcher instead of
-``preexec_fn``: nothing of ours runs between fork and exec of the serving process (unsafe beside threads),
-and an exec that blocks (interpreter on a dead network mount) blocks this child, not the event loop.
+``python -I -S _launch.py SPEC_FD ARGV...`` runs with the agent's own interpreter and none of the child's
+variables, some of which (LD_*) would run code here before the privilege is lowered. It ties the child's life to
+the agent's, lowers its privilege and priority, and then becomes ARGV by exec. A launcher instead of
+``preexec_fn``: nothing of ours runs between fork and exec of the serving process (unsafe beside threads), and an
+exec that blocks (interpreter on a dead network mount) blocks this child, not the event loop.
 
-SPEC is JSON: ``parent`` (pid that must still be our parent), ``result_fd`` (where an exec failure is
-reported as one JSON line), ``nice``, ``uid``, ``gid``, ``groups``, ``no_new_privs``, ``capabilities``,
-``oom_score_adj``.
+SPEC_FD is a descriptor with JSON: ``environ`` (the child's variables), ``parent`` (pid that must still be our
+parent), ``result_fd`` (where a failure to start is reported as one JSON line), ``nice``, ``uid``, ``gid``,
+``groups``, ``no_new_privs``, ``capabilities``, ``oom_score_adj``.
 """
 
 import ctypes
@@ -34,7 +35,8 @@ def drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def main() -> None:
-    spec = json.loads(sys.argv[1])
+    with open(int(sys.argv[1]), "rb") as file:
+        spec = json.load(file)
     argv = sys.argv[2:]
     # Loaded before the change of user, who may not be able to read this interpreter's library.
     libc = ctypes.CDLL(None, use_errno=True)
@@ -63,9 +65,10 @@ def main() -> None:
             drop_capabilities(libc)
         if os.getppid() != spec["parent"]:
             os._exit(0)  # the agent died before the signal was armed
-        os.execvpe(argv[0], argv, os.environ)  # noqa: S606 - that no shell comes between is the point
-    except OSError as error:
-        line = json.dumps({"exec_error": error.strerror, "errno": error.errno, "program": argv[0]})
+        os.execvpe(argv[0], argv, spec["environ"])  # noqa: S606 - that no shell comes between is the point
+    except Exception as error:  # noqa: BLE001 - whatever it is, the child did not start, and must not look as if it had
+        words = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        line = json.dumps({"exec_error": words, "errno": getattr(error, "errno", None), "program": argv[0]})
         os.write(spec["result_fd"], line.encode() + b"\n")
         os._exit(127)
 

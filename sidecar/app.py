@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ import structlog
 
 from sidecar import __version__
 from sidecar.catalog import Catalog, build, discover
-from sidecar.config import ImportPolicy, Settings
+from sidecar.config import ImportPolicy, NvmlMode, Settings
 from sidecar.environment import Environment
 from sidecar.exposition import Exposition
 from sidecar.isolation import Isolation
@@ -37,6 +38,9 @@ START_LIMIT = 5.0
 """Seconds after which /startupz passes whatever the first rounds do (design: endpoints)."""
 FIRST_VERDICTS = ("driver", "packages", "flashinfer")
 """The probes whose first result /startupz waits for: the driver round and the static verdicts."""
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class SystemClock:
@@ -70,14 +74,34 @@ class Agent:
 
     @classmethod
     def create(
-        cls, settings: Settings, *, environ: Mapping[str, str] | None = None, proc: Path = Path("/proc")
+        cls,
+        settings: Settings,
+        *,
+        once: bool = False,
+        environ: Mapping[str, str] | None = None,
+        proc: Path = Path("/proc"),
     ) -> Agent:
         """Build an agent; nothing runs yet. Needs a running event loop.
 
-        ``environ`` and ``proc`` are this machine's own unless a test puts others in their place.
+        ``once`` is for `check`. ``environ`` and ``proc`` are this machine's own unless a test puts others in their
+        place.
         """
         environ = os.environ if environ is None else environ
-        catalog = build(discover())
+        probes = tuple(
+            replace(
+                probe,
+                interval=settings.intervals.get(probe.name, probe.interval),
+                deadline=settings.deadlines.get(probe.name, probe.deadline),
+            )
+            for probe in discover()
+        )
+        # From here on both places tell the same: the effective values.
+        settings = replace(
+            settings,
+            intervals={probe.name: probe.interval for probe in probes},
+            deadlines={probe.name: probe.deadline for probe in probes},
+        )
+        catalog = build(probes)
         clock = SystemClock()
         standing = stand(settings, proc=proc, environ=environ)
         isolation = Isolation()
@@ -87,7 +111,7 @@ class Agent:
             clock=clock,
             standing=standing,
             isolation=isolation,
-            nvml=NvmlClient(isolation, environ=environ, proc=proc),
+            nvml=NvmlClient(isolation, environ=environ, proc=proc, oneshot=settings.nvml is NvmlMode.ONESHOT),
             targets=targets,
             server=ServerClient(settings, clock),
             environment=Environment(
@@ -95,15 +119,17 @@ class Agent:
             ),
             wake=lambda name: scheduler.wake(name),  # noqa: PLW0108 - the scheduler is made below
         )
-        intervals = {probe.name: settings.intervals.get(probe.name, probe.interval) for probe in catalog.probes}
-        deadlines = {probe.name: settings.deadlines.get(probe.name, probe.deadline) for probe in catalog.probes}
         store = Store(
             catalog.probes,
             standing=standing,
             settings=settings,
             required=required_codes(catalog, settings),
             clock=clock,
-            lifetimes={name: 3 * intervals[name] + deadlines[name] for name in intervals},
+            lifetimes={
+                # Whoever looks once waits for an import of minutes if need be; nothing expires meanwhile.
+                probe.name: math.inf if once else 3 * probe.interval + probe.deadline
+                for probe in probes
+            },
             on_fault=lambda probe, error: _log.error("judge failed", probe=probe, exc_info=error),
         )
         scheduler = Scheduler(
@@ -111,8 +137,6 @@ class Agent:
             services=services,
             publish=store.publish,
             clock=clock,
-            intervals=intervals,
-            deadlines=deadlines,
         )
         return cls(
             settings=settings,
@@ -173,7 +197,7 @@ class Agent:
             self.stopping = True
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, on_signal, number)
         sockets = bind(self.settings.listen)
         web = Web(self.store, Exposition(self.catalog), self.catalog, state=self)
@@ -209,7 +233,7 @@ class Agent:
         """Publish anew when facts reach the end of their life without a probe that says so."""
         while True:
             at = self.store.next_expiry()
-            now = self.clock.time()
+            now = self.clock.monotonic()
             if at is not None and at <= now:
                 self.store.refresh()
                 continue
@@ -265,5 +289,10 @@ async def check(settings: Settings) -> tuple[Snapshot, Catalog]:
     if "import" not in settings.explicit:
         # Someone asked and waits: unless told otherwise, prove it by a real import.
         settings = replace(settings, import_policy=ImportPolicy.ALWAYS)
-    async with Agent.create(settings) as agent:
+    task = asyncio.current_task()
+    assert task is not None
+    for number in STOP_SIGNALS:
+        # Cancelled rather than killed: children and their folders are gone afterwards.
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    async with Agent.create(settings, once=True) as agent:
         return await agent.check(), agent.catalog

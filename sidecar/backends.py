@@ -94,25 +94,8 @@ _WITHOUT: Final = frozenset(
         "flashinfer_cudnn",
     }
 )
-_FLASHINFER: Final = frozenset(
-    {
-        "flashinfer",
-        "trtllm_mha",
-        "trtllm_mla",
-        "cutedsl_mla",
-        "tokenspeed_mla",
-        "minicpm_flashinfer",
-        "llada2_cfg_flashinfer",
-        "flashinfer_cudnn",
-    }
-)
 _WITHOUT_DRAFT_MODEL: Final = frozenset({"NGRAM", "LOOKAHEAD"})
 """Speculative algorithms that run no draft model."""
-
-
-def uses_flashinfer(backend: str) -> bool:
-    """Whether an attention backend's kernels come from FlashInfer."""
-    return backend in _FLASHINFER
 
 
 def implementation(backend: str) -> tuple[PhaseState, int | None]:

@@ -105,6 +105,21 @@ AGENT_FAMILIES: tuple[Family, ...] = (
 )
 """The families that belong to the agent itself rather than to one probe."""
 
+FIRST_ROUND = "driver"
+"""The probe whose first round readiness waits for (and only its: no other question is asked of every server)."""
+
+COMMON_REASONS: Mapping[str, str] = {
+    "pending": "the probe has not finished its first round",
+    "expired": "what was known is too old",
+    "not-judged": "the probe's facts do not tell",
+    "probe-skipped": "the probe's question does not arise here",
+    "probe-timeout": "the probe did not answer in time, and what was known is too old",
+    "probe-crashed": "the probe's child process ended without an answer, and what was known is too old",
+    "probe-error": "the probe failed, which is a bug of the sidecar",
+    "judge-failed": "the judgement failed, which is a bug of the sidecar",
+}
+"""Tokens that any condition may carry while it is unknown."""
+
 _log = structlog.get_logger()
 
 _FAMILY_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
@@ -209,6 +224,7 @@ def build(probes: Iterable[Probe[Any]]) -> Catalog:
         *(problem for _, family in families for problem in _family_problems(family)),
         *(problem for _, condition in types for problem in _condition_problems(condition)),
         *_reference_problems(conditions, requirable),
+        *_cycles(conditions),
         # /readyz/X takes either.
         *(f"{probe.name} is both a probe and a condition" for probe in declared if probe.name in conditions),
     ]
@@ -242,6 +258,20 @@ def _reference_problems(
         for code in codes:
             if code not in conditions:
                 yield f"{where} refers to {code}, which nobody declares"
+
+
+def _cycles(conditions: Mapping[str, ConditionType]) -> Iterable[str]:
+    """Find conditions that explain themselves through others: each would silence the next, and none would show."""
+    for code in conditions:
+        seen: set[str] = set()
+        frontier = set(conditions[code].depends_on)
+        while frontier:
+            seen |= frontier
+            frontier = {
+                cause for known in frontier if known in conditions for cause in conditions[known].depends_on
+            } - seen
+        if code in seen:
+            yield f"condition {code} depends on itself"
 
 
 def _family_problems(family: Family) -> Iterable[str]:
@@ -322,6 +352,10 @@ def markdown_conditions(catalog: Catalog) -> str:
                 for code, condition in catalog.conditions.items()
             ],
         ),
+        "",
+        "Reasons that any condition may give while it is unknown:",
+        "",
+        *_table(("reason", "meaning"), [(f"`{token}`", meaning) for token, meaning in COMMON_REASONS.items()]),
     ]
     for code, condition in catalog.conditions.items():
         lines += ["", *_condition_section(condition, catalog.owner[code])]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import structlog
 
@@ -29,7 +30,13 @@ exit status of check: 0 ok, 1 warning, 2 critical, 3 unknown; 64 usage or config
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's own status for a usage error is 2, which a check must not return for "critical"."""
+    """argparse's own status for a usage error is 2, which a check must not return for "critical".
+
+    Nor are flags abbreviated: what is unique today may not be tomorrow.
+    """
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **({"allow_abbrev": False} | more))
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -86,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
+    _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     launch: list[str] = []
     if "--" in arguments:
@@ -96,12 +104,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"sglang-sidecar: {options.command} takes nothing after --; launch flags belong to check\n")
         return EX_USAGE
     try:
-        return _run(options, tuple(launch))
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader has left; Python must not complain about it at exit
+        code = _run(options, tuple(launch))
+        sys.stdout.flush()
+    except OSError as error:
+        # The reader has left or the disk is full. Python would try to write the rest again at exit.
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"sglang-sidecar: the output cannot be written: {error.strerror}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EX_SOFTWARE
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
+    except Exception:  # noqa: BLE001 - the last line of defence: a status that means "our fault"
+        structlog.get_logger().exception("internal error")
+        return EX_SOFTWARE
+    return code
+
+
+def _open_standard_streams() -> None:
+    """Give closed standard streams somewhere to go.
+
+    Otherwise the next files that are opened would get their numbers, and be written to by whoever prints.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 def _run(options: argparse.Namespace, launch: tuple[str, ...]) -> int:
@@ -130,11 +159,7 @@ def _run(options: argparse.Namespace, launch: tuple[str, ...]) -> int:
         return 0
     settings = replace(loaded.settings, launch=launch)
     log.configure(settings.log_format, settings.log_level, sys.stderr)
-    try:
-        return _serve(settings) if options.command == "serve" else _check(settings, options)
-    except Exception:  # noqa: BLE001 - the last line of defence: a status that means "our fault"
-        structlog.get_logger().exception("internal error")
-        return EX_SOFTWARE
+    return _serve(settings) if options.command == "serve" else _check(settings, options)
 
 
 def _serve(settings: Settings) -> int:

@@ -401,6 +401,8 @@ def _pairs(value: object) -> Iterable[tuple[str, object]]:
     """Split into names and what was given for them."""
     if isinstance(value, dict):
         return list(value.items())
+    if isinstance(value, (int, float)):
+        raise _reject(value, "must name probes: in TOML a table, as in driver = 10; elsewhere PROBE=SECONDS")
     pairs: list[tuple[str, object]] = []
     for part in _strings(value):
         name, equals, number = part.partition("=")
@@ -712,9 +714,17 @@ def _load_file(path: Path, layers: _Layers) -> None:
         layers.problem(key, source, "", f"{key}: unknown key in {source}{hint}")
 
 
+def _refuse_pipes(path: Path) -> None:
+    """Raise ValueError for what is neither file nor folder: opening a pipe would wait for whoever writes into it."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ValueError("is no regular file")
+
+
 def _read_toml(path: Path) -> Mapping[str, Any]:
     """Read the file's table. Raises ValueError with the rest of a sentence that starts with the path."""
     try:
+        _refuse_pipes(path)
         with path.open("rb") as stream:
             data = stream.read(_FILE_LIMIT + 1)
     except (OSError, ValueError) as error:

@@ -20,6 +20,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -29,7 +30,7 @@ from typing import Any
 import psutil
 
 from sidecar.config import Settings
-from sidecar.isolation import Child, ChildReport, Isolation, Privilege, child_environment
+from sidecar.isolation import FLOOD, Child, ChildReport, Isolation, Privilege, server_environment
 from sidecar.memory import MemoryLimit
 from sidecar.model import Clock, Placement, ProbeCrash, ProbeTimeout, Scope, Skip, Target
 from sidecar.offload import in_daemon_thread
@@ -57,8 +58,15 @@ TRACKED = (
 )
 """Distributions whose versions are read, by normalised name."""
 
+_FOLDER_PREFIX = "sglang-sidecar-import-"
+_LEFTOVER_AFTER = 3600.0
+"""Seconds after which the folder of an import is certainly nobody's any more: four times its longest life."""
 _PATH_VARIABLES = ("PYTHONPATH", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "HOME")
 """What decides an interpreter's import path besides its own files."""
+_LOADER_VARIABLE = "LD_LIBRARY_PATH"
+"""Where the dynamic loader looks first."""
+_LOADER_VARIABLE_LIMIT = 16384
+"""Characters of it that are passed on: with the import path it must fit into one argument of a process."""
 _START_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
 """What an interpreter may need to start at all; the static reader's child gets nothing else."""
 _IMPORT_PREFIXES = ("FLASHINFER_", "TVM_FFI_", "CUDA_", "SGLANG_IS_FLASHINFER", "TORCH_EXTENSIONS_DIR", "PYTHON")
@@ -89,7 +97,8 @@ class ImportLimits:
     ``stall``: time without CPU progress and without a new stage after which it counts as hung. ``cap``: wall time
     after which it counts as starved, however busy it is. ``memory_needed``: room under the memory limit to start
     at all (a CUDA build of torch and FlashInfer peak at about 0.85 GiB). ``memory_fraction``: share of the limit
-    at which it is ended. ``fresh_for``: age at which a good outcome is renewed; ``retry_after``: a bad one, which
+    at which it is ended; ``memory_most``: what it may hold resident where there is no limit, or one far above what
+    the server leaves. ``fresh_for``: age at which a good outcome is renewed; ``retry_after``: a bad one, which
     may rest on something outside the fingerprint (a system library); ``retry_soon``: one that said nothing.
     """
 
@@ -97,6 +106,7 @@ class ImportLimits:
     cap: float = 900.0
     memory_needed: int = 1200 * 1024 * 1024
     memory_fraction: float = 0.9
+    memory_most: int = 8 * 1024**3
     sample: float = 0.2
     fresh_for: float = 24 * 3600.0
     retry_after: float = 3600.0
@@ -143,6 +153,48 @@ class FlashInferFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFiles:
+    """The kernel wheel's package ``sgl_kernel``.
+
+    ``kind`` is package, module, namespace or absent. ``folders`` names the builds for GPUs that it holds (sm90,
+    sm100), ``plain`` says that there is one beside them, as older releases have it.
+    """
+
+    kind: str = "absent"
+    folders: tuple[str, ...] = ()
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryFile:
+    """A ``libcuda.so.1``.
+
+    ``version`` is the driver's, from the real file's name. ``kind`` is stub (a toolkit's, for linking only), compat
+    (a forward-compatibility package) or driver. ``where`` says what led to it: LD_LIBRARY_PATH, ld.so.cache,
+    ld.so.conf, default or compat. ``conf`` is the file of the loader's configuration that names its folder.
+    """
+
+    path: str
+    version: str | None = None
+    kind: str = "driver"
+    where: str = "default"
+    conf: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverLibrary:
+    """The CUDA driver's library as the dynamic loader would find it, by reading alone.
+
+    ``found`` is in the loader's order: the first is the one that is used. ``compat`` are the forward-compatibility
+    ones that are installed, whether found or not. ``path_seen`` is False where LD_LIBRARY_PATH is not the server's.
+    """
+
+    found: tuple[LibraryFile, ...] = ()
+    compat: tuple[LibraryFile, ...] = ()
+    path_seen: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentFacts:
     """An environment, read and not executed.
 
@@ -168,6 +220,9 @@ class EnvironmentFacts:
     torch_version: str | None = None
     torch_cuda: str | None = None
     torch_without_cuda: bool = False
+    torch_hip: str | None = None
+    kernel: KernelFiles = field(default_factory=KernelFiles)
+    libcuda: DriverLibrary = field(default_factory=DriverLibrary)
     flashinfer: FlashInferFiles = field(default_factory=FlashInferFiles)
 
 
@@ -285,27 +340,29 @@ class Environment:
         previous = self._facts[2] if self._facts is not None and self._facts[0] == key else None
         environ = self._server_environ(target)
         spec = {
-            "environ": {name: environ[name][:65536] for name in _PATH_VARIABLES if name in environ},
+            "environ": {name: environ[name][:65536] for name in _PATH_VARIABLES if name in environ}
+            | {_LOADER_VARIABLE: environ.get(_LOADER_VARIABLE, "")[:_LOADER_VARIABLE_LIMIT]},
             "tracked": TRACKED,
             "known": previous.fingerprint if previous is not None else None,
         }
-        if target.root is not None:
-            spec |= {"root": target.root, "python": target.python}
-        interpreter = sys.executable if target.root is not None else str(target.python)
         refusal, privilege = self._privilege(target)
+        # A foreign interpreter is never executed, nor one whose owner the agent cannot become: it would run with
+        # more rights than its owner has. Both are read from outside, by the agent's own interpreter.
+        outside = target.root is not None or refusal is not None
+        if outside:
+            spec |= {"root": target.root or "/", "python": target.python}
         report = await self._isolation.run(
-            [interpreter, "-I", "-S", STATIC_READER, json.dumps(spec)],
-            env={name: environ[name] for name in _START_VARIABLES if name in environ} if target.root is None else {},
+            [sys.executable if outside else str(target.python), "-I", "-S", STATIC_READER, json.dumps(spec)],
+            env={} if outside else {name: environ[name] for name in _START_VARIABLES if name in environ},
             timeout=self._timeout,
-            # Reading needs no more than the agent's own rights; lowered where that is possible, as the
-            # interpreter that runs may belong to another user.
-            privilege=privilege if refusal is None and target.root is None else None,
+            privilege=None if outside else privilege,
         )
         if report.stuck:
             self._stuck_at = self._isolation.abandoned
         answer = self._answer(report, target)
         if answer.get("unchanged") is True and previous is not None:
-            facts = previous
+            libcuda = _libcuda_from(answer.get("libcuda"), target)
+            facts = previous if libcuda == previous.libcuda else replace(previous, libcuda=libcuda)
         elif answer.get("problem") == "no-environment":
             sentence = "no Python environment with SGLang or FlashInfer was found under the root; set server_python"
             raise Skip(sentence)
@@ -318,7 +375,8 @@ class Environment:
         line = report.result
         if line is not None and isinstance(line["result"], dict):
             return line["result"]
-        name = "the reader" if target.root is not None else f"{target.python} ({target.python_source})"
+        outside = target.root is not None or self._privilege(target)[0] is not None
+        name = "the reader" if outside else f"{target.python} ({target.python_source})"
         advice = "set server_python to the interpreter of the server's environment"
         if report.exec_error is not None:
             sentence = f"{name} could not be started: {report.exec_error}; {advice}"
@@ -408,7 +466,8 @@ class Environment:
             return ImportEvidence(outcome=ImportOutcome.INSUFFICIENT_MEMORY, at=now, stage="start")
         privilege = replace(self._privilege(target)[1], capabilities=False)
         try:
-            folder = tempfile.mkdtemp(prefix="sglang-sidecar-import-")
+            await in_daemon_thread(_remove_leftovers)
+            folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
         except OSError:
             return ImportEvidence(outcome=ImportOutcome.NOT_ALLOWED, reason="no-temporary-folder", at=now)
         try:
@@ -448,7 +507,7 @@ class Environment:
         if "PYTHONUSERBASE" not in environ and home:
             # The private HOME must not hide what was installed with ``pip install --user``.
             private["PYTHONUSERBASE"] = f"{home}/.local"
-        return child_environment(environ, private)
+        return server_environment(environ, private)
 
     def _refusal(self, target: Target) -> str | None:
         """Token that says why no import may be run, or None."""
@@ -489,7 +548,7 @@ class Environment:
 
     def _key(self, target: Target) -> str:
         environ = self._server_environ(target)
-        path = {name: environ.get(name) for name in _PATH_VARIABLES}
+        path = {name: environ.get(name) for name in (*_PATH_VARIABLES, _LOADER_VARIABLE)}
         return _digest([target.python, target.root, target.scope, target.pid, path])
 
     def _evidence_key(self, facts: EnvironmentFacts, target: Target) -> str:
@@ -518,21 +577,25 @@ class _Supervisor:
         self._progress_at = clock.monotonic()
         self._looked_at = float("-inf")
         self._cpu = 0.0
-        self._lines = 0
+        self._stages = 0
         self._runnable = 0
         self._looks = 0
+        self._resident = 0
 
     async def __call__(self, child: Child, lines: Sequence[Mapping[str, Any]]) -> str | None:
         reading = self._memory.read()
         if reading is not None and reading.used >= reading.limit * self._limits.memory_fraction:
             return ImportOutcome.INSUFFICIENT_MEMORY
         now = self._clock.monotonic()
-        if len(lines) > self._lines:
-            self._lines = len(lines)
+        stages = sum("stage" in line for line in lines)
+        if stages > self._stages:
+            self._stages = stages
             self._progressed(now)
         if now - self._looked_at >= min(self._CPU_INTERVAL, self._limits.stall / 4):
             self._looked_at = now
-            self._look_at_cpu(child.pid, now)
+            self._look_at_tree(child.pid, now)
+            if self._resident >= self._limits.memory_most:
+                return ImportOutcome.INSUFFICIENT_MEMORY
         if now - self._progress_at < self._limits.stall:
             return None
         # Ready to run most of the time and still no progress: it did not get the CPU; that is not its fault.
@@ -543,8 +606,9 @@ class _Supervisor:
         self._progress_at = now
         self._runnable = self._looks = 0
 
-    def _look_at_cpu(self, pid: int, now: float) -> None:
+    def _look_at_tree(self, pid: int, now: float) -> None:
         total = 0.0
+        self._resident = 0
         runnable = False
         with contextlib.suppress(psutil.Error):
             leader = psutil.Process(pid)
@@ -552,6 +616,7 @@ class _Supervisor:
                 with contextlib.suppress(psutil.Error):
                     times = process.cpu_times()
                     total += times.user + times.system
+                    self._resident += process.memory_info().rss
                     runnable = runnable or process.status() == psutil.STATUS_RUNNING
         self._looks += 1
         self._runnable += runnable
@@ -612,7 +677,41 @@ def _facts_from(answer: Mapping[str, Any], target: Target) -> EnvironmentFacts:
         torch_version=_str(_map(torch).get("version"), 64),
         torch_cuda=_str(_map(torch).get("cuda"), 16),
         torch_without_cuda=_map(torch).get("cuda_stated") is True and _map(torch).get("cuda") is None,
+        torch_hip=_str(_map(torch).get("hip"), 32),
+        kernel=_kernel_from(_map(answer.get("kernel"))),
+        libcuda=_libcuda_from(answer.get("libcuda"), target),
         flashinfer=_flashinfer_from(_map(answer.get("flashinfer"))),
+    )
+
+
+def _kernel_from(answer: Mapping[str, Any]) -> KernelFiles:
+    return KernelFiles(
+        kind=_str(answer.get("kind")) or "absent",
+        folders=_strs(answer.get("folders")),
+        plain=answer.get("plain") is True,
+    )
+
+
+def _libcuda_from(answer: object, target: Target) -> DriverLibrary:
+    return DriverLibrary(
+        found=_libraries(_map(answer).get("found")),
+        compat=_libraries(_map(answer).get("compat")),
+        path_seen=target.environ is not None,
+    )
+
+
+def _libraries(value: object) -> tuple[LibraryFile, ...]:
+    items = value if isinstance(value, list) else []
+    return tuple(
+        LibraryFile(
+            path=path,
+            version=_str(_map(item).get("version"), 32),
+            kind=_str(_map(item).get("kind"), 16) or "driver",
+            where=_str(_map(item).get("where"), 32) or "default",
+            conf=_str(_map(item).get("conf"), 4096),
+        )
+        for item in items[:40]
+        if (path := _str(_map(item).get("path"), 4096)) is not None
     )
 
 
@@ -654,10 +753,15 @@ def _evidence_from(report: ChildReport, at: float, *, same_user: bool) -> Import
         return ImportEvidence(outcome=ImportOutcome.NOT_ALLOWED, reason="cannot-start", **common)
     common["seconds"] = report.duration
     common["tail"] = _last_line(report.tail)
+    if report.stopped == FLOOD:
+        return ImportEvidence(outcome=ImportOutcome.NOT_ALLOWED, reason=FLOOD, **common)
     if report.stopped is not None:
         return ImportEvidence(outcome=ImportOutcome(report.stopped), **common)
     if report.timed_out:
         return ImportEvidence(outcome=ImportOutcome.STARVED, **common)
+    if report.killed:
+        # It closed the channel that only we know of, and lived on: nothing that an import does.
+        return ImportEvidence(outcome=ImportOutcome.NOT_ALLOWED, reason="no-answer", **common)
     if report.exit_code is not None and -report.exit_code == signal.SIGKILL:
         # Nothing of ours sent it: that is how the kernel ends a process when memory runs out.
         return ImportEvidence(outcome=ImportOutcome.INSUFFICIENT_MEMORY, **common)
@@ -710,6 +814,15 @@ def _last_line(tail: str) -> str:
 
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _remove_leftovers() -> None:
+    """Remove folders of imports whose agent was killed: older than any import lasts, and our own."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LEFTOVER_AFTER:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _status_field(path: Path, name: str) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -30,11 +31,22 @@ _LAUNCHER = str(Path(__file__).with_name("_launch.py"))
 _TAIL_BYTES = 8192
 _LINE_LIMIT = 16 * 1024 * 1024
 """Longest accepted result line: a full inventory is about 60 kB; what is larger is not ours."""
+_CHANNEL_LIMIT = 64 * 1024 * 1024
+_MAX_LINES = 2000
+"""What a one-shot child may send in all. The largest honest answer is an inventory of some 100 kB in a few lines;
+a child runs code that is not ours and holds the channel, so it must not fill the agent's memory."""
+FLOOD = "flood"
+"""The token of a child that was ended because it sent more than that."""
+_PR_SET_CHILD_SUBREAPER = 36
+_MARK = "SGLANG_SIDECAR_CHILD_OF"
+"""The variable by which descendants of a child are recognised."""
 _KILL_WAIT = 1.0
 """Seconds that a child may take to vanish after SIGKILL before it counts as abandoned."""
 
 _SECRET_MARKS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH", "COOKIE", "DSN")
-_NEVER_INHERITED = frozenset({"LD_PRELOAD", "PROMETHEUS_MULTIPROC_DIR", "PYTHONSTARTUP", "PYTHONINSPECT"})
+_NEVER_INHERITED = frozenset({"LD_PRELOAD", "LD_AUDIT", "PROMETHEUS_MULTIPROC_DIR", "PYTHONSTARTUP", "PYTHONINSPECT"})
+_OWN_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL")
+"""Those of its own variables with which the agent's interpreter started and that the launcher may need too."""
 
 
 def child_environment(environ: Mapping[str, str], extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -51,6 +63,31 @@ def child_environment(environ: Mapping[str, str], extra: Mapping[str, str] | Non
         and not any(mark in name.upper() for mark in _SECRET_MARKS)
     }
     return kept | dict(extra or {})
+
+
+_SERVER_VARIABLES = frozenset(
+    {
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "PWD", "LANG", "LANGUAGE", "VIRTUAL_ENV",
+        "CPATH", "LIBRARY_PATH", "CC", "CXX", "MAX_JOBS", "HOSTNAME",
+    }
+)  # fmt: skip
+_SERVER_PREFIXES = (
+    "PYTHON", "LD_", "LC_", "CUDA", "NVIDIA_", "NVCC", "CUDNN", "NCCL_", "CONDA_", "XDG_", "SGLANG_", "SGL_",
+    "FLASHINFER_", "FLASH_ATTENTION", "TVM_", "TORCH", "PYTORCH_", "TRITON_", "CUTE_", "CUTLASS_", "OMP_", "MKL_",
+    "OPENBLAS_", "HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_",
+)  # fmt: skip
+
+
+def server_environment(environ: Mapping[str, str], extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those of a server's variables that can matter to an import, without secrets, plus ``extra``.
+
+    A list of what is let through, not of what is held back: code of the server's environment may quote any
+    variable in an exception, which then stands in reports and logs; and nobody can list how secrets are named.
+    """
+    let_through = {
+        name: value for name, value in environ.items() if name in _SERVER_VARIABLES or name.startswith(_SERVER_PREFIXES)
+    }
+    return child_environment(let_through, extra)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +109,15 @@ class ChildReport:
     """How a one-shot child ended.
 
     ``exit_code`` is negative for a signal and None when the child could not be reaped. ``timed_out``
-    means that this module ended it; ``stuck`` that even SIGKILL did not. ``exec_error`` is the system's
+    means that it met its time limit; ``killed`` that this module ended it, for whatever reason; ``stuck`` that even
+    SIGKILL did not. ``exec_error`` is the system's
     sentence when the program could not be started at all. ``stopped`` is the token that ``watch`` gave.
     """
 
     lines: tuple[Mapping[str, Any], ...]
     exit_code: int | None
     timed_out: bool = False
+    killed: bool = False
     stuck: bool = False
     exec_error: str | None = None
     stopped: str | None = None
@@ -151,6 +190,7 @@ class Child:
         self._buffer = _Buffer()
         self._ready: deque[Mapping[str, Any]] = deque()
         self._tail = bytearray()
+        self._received = 0
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(output, self._read_output)
         self.stuck = False
@@ -171,8 +211,29 @@ class Child:
         return self._buffer.garbage
 
     @property
+    def received(self) -> int:
+        """Bytes that came over the result channel."""
+        return self._received
+
+    @property
     def exit_code(self) -> int | None:
-        """The exit status once it has ended; reaps it."""
+        """The exit status once it has ended, negative for a signal.
+
+        Looks without reaping: until `reap`, the number of the process and of its group cannot become another's,
+        so that a kill of the group reaches nobody else.
+        """
+        if self._process.returncode is not None:
+            return self._process.returncode
+        try:
+            info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return self._process.poll()
+        if info is None:
+            return None
+        return info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+
+    def reap(self) -> int | None:
+        """The exit status, with the process table's entry given back; None while it runs."""
         return self._process.poll()
 
     def _read_output(self) -> None:
@@ -201,7 +262,11 @@ class Child:
                 data = b""
             if not data:
                 return None
+            self._received += len(data)
             self._ready.extend(self._buffer.feed(data))
+            # Data that is already there is returned without suspending: a child that floods the channel would
+            # keep the event loop to itself.
+            await asyncio.sleep(0)
         return self._ready.popleft()
 
     def signal_group(self, number: int) -> None:
@@ -213,7 +278,7 @@ class Child:
         """The exit status, or None when the child has not ended within ``timeout`` seconds."""
         deadline = self._loop.time() + timeout
         delay = 0.001
-        while (code := self._process.poll()) is None:
+        while (code := self.exit_code) is None:
             left = deadline - self._loop.time()
             if left <= 0:
                 return None
@@ -239,6 +304,25 @@ class Child:
                 del self._tail[:-_TAIL_BYTES]
 
 
+def _memory_file(content: bytes) -> int:
+    """A descriptor of a file without a name: an argument could be too long, and anybody may read arguments."""
+    descriptor = os.memfd_create("sglang-sidecar-launch", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _environ_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
 Watch = Callable[[Child, Sequence[Mapping[str, Any]]], Awaitable[str | None]]
 """Called every ``watch_interval`` seconds with the child and its lines so far; a token ends the child."""
 
@@ -247,6 +331,9 @@ class Isolation:
     """Owner of every child of the agent."""
 
     def __init__(self) -> None:
+        # Processes that leave their session and are orphaned come to this process, where `_sweep` finds them.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._mark = f"{_MARK}={os.getpid()}-{os.urandom(8).hex()}"
         self._children: set[Child] = set()
         self._abandoned: list[Child] = []
         self.heavy = asyncio.Semaphore(1)
@@ -255,7 +342,7 @@ class Isolation:
     @property
     def abandoned(self) -> int:
         """Children that survived SIGKILL and still exist."""
-        self._abandoned = [child for child in self._abandoned if child.exit_code is None]
+        self._abandoned = [child for child in self._abandoned if child.reap() is None]
         return len(self._abandoned)
 
     async def start(
@@ -288,25 +375,29 @@ class Isolation:
             "no_new_privs": privilege.no_new_privs or not privilege.capabilities,
             "capabilities": privilege.capabilities,
             "oom_score_adj": oom_score_adj,
+            "environ": {**env, _MARK: self._mark.partition("=")[2]},
         }
-        command = [sys.executable, "-I", "-S", _LAUNCHER, json.dumps(spec), *argv, "--fd", str(theirs.fileno())]
+        spec_fd = _memory_file(json.dumps(spec).encode())
         try:
+            command = [sys.executable, "-I", "-S", _LAUNCHER, str(spec_fd), *argv, "--fd", str(theirs.fileno())]
             # Blocking, but only until our own interpreter is executed; the launcher takes it from there.
             process = subprocess.Popen(  # noqa: S603, ASYNC220 - argv is ours or the operator's, no shell
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=child_output.fileno(),
                 stderr=child_output.fileno(),
-                env=dict(env),
+                # The child's variables act only once its privilege is lowered: some of them run code.
+                env={name: os.environ[name] for name in _OWN_VARIABLES if name in os.environ},
                 cwd=cwd,
                 start_new_session=True,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), spec_fd),
             )
         except BaseException:
             ours.close()
             output.close()
             raise
         finally:
+            os.close(spec_fd)
             theirs.close()
             child_output.close()
         child = Child(process, ours, output)
@@ -327,9 +418,26 @@ class Isolation:
         if code is None:
             child.stuck = True
             self._abandoned.append(child)
+        child.reap()
+        self._sweep()
         child.close()
         self._children.discard(child)
         return code
+
+    def _sweep(self) -> None:
+        """End and reap what children left behind: processes that took a session of their own and lost their parent.
+
+        They are told from other children of this process by the mark in their environment.
+        """
+        known = {child.pid for child in (*self._children, *self._abandoned)}
+        with contextlib.suppress(OSError):
+            for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+                if pid in known or self._mark.encode() not in _environ_of(pid):
+                    continue
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
 
     async def run(
         self,
@@ -354,8 +462,11 @@ class Isolation:
         stopped: str | None = None
         child = await self.start(argv, env=env, nice=nice, privilege=privilege, oom_score_adj=oom_score_adj)
 
+        def flooded() -> bool:
+            return child.received > _CHANNEL_LIMIT or len(lines) > _MAX_LINES
+
         async def collect() -> None:
-            while (line := await child.receive()) is not None:
+            while not flooded() and (line := await child.receive()) is not None:
                 lines.append(line)
 
         async def leave() -> None:
@@ -365,34 +476,36 @@ class Isolation:
             await asyncio.sleep(0.05)
 
         async def supervise() -> str:
-            assert watch is not None
-            while (token := await watch(child, lines)) is None:
+            while not flooded():
+                if watch is not None and (token := await watch(child, lines)) is not None:
+                    return token
                 await asyncio.sleep(watch_interval)
-            return token
+            return FLOOD
 
-        tasks: list[asyncio.Task[Any]] = [loop.create_task(collect()), loop.create_task(leave())]
-        supervisor = loop.create_task(supervise()) if watch is not None else None
-        if supervisor is not None:
-            tasks.append(supervisor)
+        supervisor = loop.create_task(supervise())
+        tasks: list[asyncio.Task[Any]] = [loop.create_task(collect()), loop.create_task(leave()), supervisor]
         code: int | None = None
+        killed = False
         try:
             done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 timed_out = True
-            elif supervisor is not None and supervisor in done:
-                stopped = supervisor.result()
+            elif supervisor in done or flooded():
+                stopped = supervisor.result() if supervisor in done else FLOOD
             else:
                 await child.wait(max(0.2, min(2.0, timeout - (loop.time() - begun))))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            killed = child.exit_code is None
             code = await asyncio.shield(self.stop(child))
         exec_error = next((str(line["exec_error"]) for line in lines if "exec_error" in line), None)
         return ChildReport(
             lines=tuple(lines),
             exit_code=code,
             timed_out=timed_out,
+            killed=killed,
             stuck=child.stuck,
             exec_error=exec_error,
             stopped=stopped,

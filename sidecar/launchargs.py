@@ -90,6 +90,8 @@ _FLAGS: Final[Mapping[str, tuple[str, _Kind]]] = MappingProxyType(
         "--host": ("host", _Kind.TEXT),
         "--port": ("port", _Kind.INTEGER),
         "--base-gpu-id": ("base_gpu_id", _Kind.INTEGER),
+        "--gpu-id-step": ("gpu_id_step", _Kind.INTEGER),
+        "--enable-dp-attention": ("enable_dp_attention", _Kind.SWITCH),
         "--kv-cache-dtype": ("kv_cache_dtype", _Kind.TEXT),
         "--page-size": ("page_size", _Kind.INTEGER),
         "--config": (INCOMPLETE, _Kind.PRESENCE),

@@ -30,6 +30,8 @@ _DEPTH_LIMIT = 6
 """Levels of nesting that are followed; it also ends a structure that contains itself."""
 _FIRST = ("timestamp", "level", "event")
 """Keys that lead each line, in this order."""
+_REPEAT_SECONDS = 60.0
+"""How long the same message of another library is withheld after it was written."""
 _FOREIGN_LEVEL = logging.WARNING
 """Least level of other libraries' messages: ours are about transitions, theirs about every connection."""
 
@@ -87,20 +89,35 @@ class Writer:
 
 
 class Bridge(logging.Handler):
-    """Hands the standard library's records to the writer."""
+    """Hands the standard library's records to the writer.
+
+    What a library says again and again (a connection that cannot be accepted, a request that is none) is written
+    once a minute with the number of times: whoever reaches the port must not be able to fill a disk.
+    """
 
     def __init__(self, writer: Writer) -> None:
         super().__init__()
         self._writer = writer
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
+        """Write a record, unless the same was written within the last minute."""
+        key = (record.name, str(record.msg)[:200])
+        at, withheld = self._seen.get(key, (-math.inf, 0))
+        if record.created - at < _REPEAT_SECONDS and record.created >= at:
+            self._seen[key] = (at, withheld + 1)
+            return
+        if len(self._seen) >= _ITEMS_LIMIT:
+            self._seen.clear()
+        self._seen[key] = (record.created, 0)
         event: dict[str, Any] = {
             "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "event": _message(record),
             "logger": record.name,
         }
+        if withheld:
+            event["withheld"] = withheld
         if record.exc_info and record.exc_info[1] is not None:
             event["exception"] = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
         self._writer.write(event)

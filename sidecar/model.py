@@ -47,6 +47,10 @@ class Outcome(StrEnum):
     ERROR = "error"
 
 
+FAILURES = (Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR)
+"""Outcomes that brought nothing new."""
+
+
 class Severity(StrEnum):
     """How bad a condition is while it is active."""
 
@@ -114,7 +118,6 @@ class Feature(StrEnum):
     """What a server can use; conditions that concern only its users name it."""
 
     GPU = "gpu"
-    FLASHINFER = "flashinfer"
     FLASHINFER_MAMBA = "flashinfer-mamba"
 
 
@@ -186,7 +189,9 @@ class Finding:
 
     ``final`` marks a fact that no further round can make more certain (NVML 9, 12, 15, 18, a verified
     import): it takes effect without hold. ``severity`` and ``gate`` lower the declared ones for this
-    finding, for example when the server's GPU set is unknown.
+    finding, for example when the server's GPU set is unknown. ``from_outcome`` marks what was judged from how the
+    probe's run ended instead of from its facts, so that a failed run counts as a round of it too. ``explained_by``
+    narrows the type's ``depends_on`` to what can explain this reason; None leaves it.
     """
 
     code: str
@@ -199,6 +204,8 @@ class Finding:
     final: bool = False
     severity: Severity | None = None
     gate: Gate | None = None
+    from_outcome: bool = False
+    explained_by: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +222,7 @@ class Condition:
     evidence: tuple[str, ...]
     since: float
     gpus: tuple[tuple[str, str], ...] = ()
+    explained_by: tuple[str, ...] = ()
     relevant: bool = True
     consequence_of: str | None = None
 
@@ -258,7 +266,8 @@ class Target:
 
     ``launch`` holds allow-listed launch flags only, keyed as SGLang's ServerArgs names them.
     ``environ`` is the server's environment where it may be read; it is never exported.
-    ``environ_missing`` says as a token why it is not there.
+    ``environ_missing`` says as a token why it is not there. ``uid`` is the server's user id, None too where the
+    process has several.
     """
 
     url: str
@@ -268,6 +277,7 @@ class Target:
     python_source: str = "not-found"
     root: str | None = None
     pid: int | None = None
+    uid: int | None = None
     create_time: float | None = None
     launch: Mapping[str, Any] = field(default_factory=dict)
     launch_source: str | None = None
@@ -319,7 +329,7 @@ class Attempt(Generic[FactsT]):
 class Result(Generic[FactsT]):
     """All that is known of a probe: its last attempt, and facts while they live.
 
-    ``facts`` are those of the last successful run; they are dropped `expires_at` (epoch seconds), so a
+    ``facts`` are those of the last successful run; they are dropped at `expires_at` (monotonic seconds), so a
     reader never meets stale ones. ``failing_since`` is the start of the first of the unbroken failures.
     """
 

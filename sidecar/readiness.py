@@ -10,11 +10,8 @@ import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from sidecar.catalog import Catalog
+from sidecar.catalog import FIRST_ROUND, Catalog
 from sidecar.model import Condition, Gate, Outcome, Result, Snapshot, Status
-
-_FIRST_PROBE = "driver"
-"""The probe whose first round ends the pending verdict."""
 
 _QUOTED_LIMIT = 64
 """Characters of a name from the query that are repeated in the answer."""
@@ -43,8 +40,8 @@ def readyz(
             lines.append(f"[+]{probe.name} excluded: ok")
         else:
             lines.append(_probe_line(probe.name, snapshot, catalog, excluded))
-    if snapshot.verdict.pending and _FIRST_PROBE not in known:
-        lines.append(f"[-]{_FIRST_PROBE} failed: pending")
+    if snapshot.verdict.pending and FIRST_ROUND not in known:
+        lines.append(f"[-]{FIRST_ROUND} failed: pending")
     lines += [
         f"[-]{code} failed: {code}"
         for code in snapshot.verdict.blockers
@@ -71,7 +68,7 @@ def single(snapshot: Snapshot, catalog: Catalog, name: str, *, stopping: bool) -
         return _code_reply(name, snapshot.conditions.get(name))
     if failing := [condition.code for condition in _owned(name, snapshot, catalog) if _gating_class(condition)]:
         return Reply(503, f"[-]{name} failed: {','.join(failing)}\n")
-    if snapshot.verdict.pending and name == _FIRST_PROBE:
+    if snapshot.verdict.pending and name == FIRST_ROUND:
         return Reply(503, f"[-]{name} failed: pending\n")
     note = _note(name, snapshot, catalog)
     return Reply(200, f"[+]{name} ok: {note}\n" if note else "ok\n")
@@ -101,7 +98,7 @@ def _probe_line(name: str, snapshot: Snapshot, catalog: Catalog, excluded: Colle
     blockers = [code for code in snapshot.verdict.blockers if catalog.owner.get(code) == name]
     if failing := [code for code in blockers if code not in excluded]:
         return f"[-]{name} failed: {','.join(failing)}"
-    if snapshot.verdict.pending and name == _FIRST_PROBE:
+    if snapshot.verdict.pending and name == FIRST_ROUND:
         return f"[-]{name} failed: pending"
     if blockers:
         return f"[+]{name} ok: {','.join(blockers)} excluded"

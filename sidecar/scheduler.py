@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -34,8 +34,6 @@ class Scheduler:
         services: Services,
         publish: Callable[[Attempt[Any]], object],
         clock: Clock,
-        intervals: Mapping[str, float],
-        deadlines: Mapping[str, float],
         rng: Callable[[], float] = random.random,
     ) -> None:
         """``rng`` gives numbers in [0, 1) for the jitter."""
@@ -43,8 +41,6 @@ class Scheduler:
         self._services = services
         self._publish = publish
         self._clock = clock
-        self._intervals = intervals
-        self._deadlines = deadlines
         self._rng = rng
         self._wakes = {probe.name: asyncio.Event() for probe in probes}
         self._due: dict[str, float] = {}
@@ -72,8 +68,8 @@ class Scheduler:
 
     async def _loop(self, probe: Probe[Any]) -> None:
         structlog.contextvars.bind_contextvars(probe=probe.name)
-        interval = self._intervals[probe.name]
-        deadline = self._deadlines[probe.name] + MARGIN
+        interval = probe.interval
+        deadline = probe.deadline + MARGIN
         timeouts = 0
         while True:
             self._due[probe.name] = self._clock.monotonic() + deadline + SLACK
@@ -103,7 +99,7 @@ class Scheduler:
         started_at, begun = self._clock.time(), self._clock.monotonic()
         facts: Any = None
         outcome, detail, where, stuck = Outcome.OK, "", None, False
-        deadline = self._deadlines[probe.name]
+        deadline = probe.deadline
         try:
             async with asyncio.timeout(deadline + MARGIN):
                 facts = await probe.collect(self._services)

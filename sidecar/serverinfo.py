@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import re
 import socket
 import ssl
@@ -32,6 +33,7 @@ from sidecar import __version__
 from sidecar.config import Settings
 from sidecar.model import Answer, Clock, Target
 from sidecar.offload import in_daemon_thread
+from sidecar.sockets import is_local, listeners
 from sidecar.target import PREFLIGHT
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
@@ -52,8 +54,10 @@ _CONFIRMED_SECONDS: Final = 95.0
 _TOKEN: Final = re.compile(r"[\w.+:/-]{1,64}", re.ASCII)
 """What a backend name or a version looks like. Anything else from the network is not shown."""
 _KEY_LIMIT: Final = 8192
+_OWN_ADDRESSES: Final = frozenset({"command-line", "listening-socket"})
+"""The `Target.url_source` of an address that is a process's own, and no guess."""
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
-KEY_PROBLEMS: Final = frozenset({"no-key", "key-unreadable", "key-refused"})
+KEY_PROBLEMS: Final = frozenset({"no-key", "key-unreadable", "key-refused", "key-withheld"})
 """The tokens of `Problem` that mean that the server wants a key."""
 
 
@@ -75,6 +79,8 @@ class ServerInfo:
     nnodes: int | None = None
     node_rank: int | None = None
     base_gpu_id: int | None = None
+    gpu_id_step: int | None = None
+    enable_dp_attention: bool | None = None
     attention_backend: str | None = None
     prefill_attention_backend: str | None = None
     decode_attention_backend: str | None = None
@@ -110,6 +116,7 @@ PROBLEMS: Final = {
     "no-key": "the server wants a key and none is configured",
     "key-unreadable": "the server wants a key and the configured file gives none",
     "key-refused": "the server refuses the configured key",
+    "key-withheld": "the server wants a key, and nothing proves that it is the one which the configured key is for",
     "http-error": "the server answered with an error status",
     "not-json": "the answer is not JSON",
     "too-large": "the answer is larger than any server's information",
@@ -163,6 +170,8 @@ class _Payload(msgspec.Struct):
     nnodes: Any = None
     node_rank: Any = None
     base_gpu_id: Any = None
+    gpu_id_step: Any = None
+    enable_dp_attention: Any = None
     attention_backend: Any = None
     prefill_attention_backend: Any = None
     decode_attention_backend: Any = None
@@ -198,8 +207,8 @@ _TEXTS: Final = (
     "kv_cache_dtype",
     "quantization",
 )
-_NUMBERS: Final = ("tp_size", "dp_size", "pp_size", "nnodes", "node_rank", "base_gpu_id", "page_size")
-_SWITCHES: Final = ("enable_mamba_cache_stochastic_rounding",)
+_NUMBERS: Final = ("tp_size", "dp_size", "pp_size", "nnodes", "node_rank", "base_gpu_id", "gpu_id_step", "page_size")
+_SWITCHES: Final = ("enable_mamba_cache_stochastic_rounding", "enable_dp_attention")
 
 
 def parse_info(body: bytes) -> ServerInfo | Problem:
@@ -292,12 +301,15 @@ class ServerClient:
     """Asks the server over HTTP. One per agent; `close` it at the end.
 
     Never follows a redirect, uses no proxy, no cookies and no compression, and opens a new connection for each
-    request: an old one would answer for a listener that is gone.
+    request: an old one would answer for a listener that is gone. ``proc`` and ``uid``, the agent's own user id, are
+    its edges: they decide who is trusted with the key.
     """
 
-    def __init__(self, settings: Settings, clock: Clock) -> None:
+    def __init__(self, settings: Settings, clock: Clock, *, proc: Path = Path("/proc"), uid: int | None = None) -> None:
         self._settings = settings
         self._clock = clock
+        self._proc = proc
+        self._trusted = frozenset({0, os.geteuid() if uid is None else uid})
         self._session: aiohttp.ClientSession | None = None
         self._tls: ssl.SSLContext | None = None
         self._key: object = None
@@ -455,7 +467,7 @@ class ServerClient:
             reply = await self._get(target, path, until=until, limit=BODY_LIMIT)
         shown = public_url(target.url)
         if reply.status in _UNAUTHORIZED:
-            return self._unauthorized(shown)
+            return await self._unauthorized(target, shown)
         if reply.status == HTTPStatus.NOT_FOUND:
             return Problem("not-sglang", f"{shown} answers, but has neither /server_info nor /get_server_info.")
         if reply.status != HTTPStatus.OK:
@@ -482,8 +494,9 @@ class ServerClient:
         Raises _Failure. A time-out is told apart by whether the connection was made: then somebody is there.
         """
         connection = SimpleNamespace(made=False)
-        key = None if path == "/ready" else self._read_key()
         try:
+            async with asyncio.timeout_at(until):
+                key = None if path == "/ready" else await self._key_for(target)
             async with (
                 asyncio.timeout_at(until),
                 self._open().get(
@@ -531,6 +544,36 @@ class ServerClient:
                 raise _Failure(None, Problem("ca-file", sentence)) from None
         return self._tls
 
+    async def _key_for(self, target: Target) -> str | None:
+        """The key, where it may be sent to this server. The file is not even read where it may not."""
+        if self._settings.server_key_file is None or not await self._may_have_key(target):
+            return None
+        return self._read_key()
+
+    async def _may_have_key(self, target: Target) -> bool:
+        """Whether it is proven that a server is the one that the configured key is for.
+
+        Any user may run a process that looks like a server, or listen at its address before it does. So either the
+        operator set the address, or whoever listens there, on this machine, belongs to root or to the agent's own
+        user, and so does the server's process where one is seen; the user of the process that is set by server_pid
+        is as good. A pattern is no proof: everybody chooses his own command line.
+        """
+        if target.url_source == "setting":
+            return True
+        trusted = self._trusted
+        if target.pid is not None:
+            if target.pid == self._settings.server_pid and target.uid is not None:
+                trusted |= {target.uid}
+            if target.uid not in trusted or target.url_source not in _OWN_ADDRESSES:
+                return False
+        address = urlsplit(target.url)
+        if not is_local(address.hostname or ""):
+            return False
+        owners = await in_daemon_thread(
+            lambda: {listener.uid for listener in listeners(self._proc) if listener.port == address.port}
+        )
+        return bool(owners) and owners <= trusted
+
     def _read_key(self) -> str | None:
         """The bearer key, read anew each time: a mounted secret is replaced in place. None when there is none."""
         path = self._settings.server_key_file
@@ -543,10 +586,16 @@ class ServerClient:
             return None
         return key if key.isprintable() and key else None
 
-    def _unauthorized(self, shown: str) -> Problem:
+    async def _unauthorized(self, target: Target, shown: str) -> Problem:
         path = self._settings.server_key_file
         if path is None:
             return Problem("no-key", f"{shown} wants a key and none is configured.")
+        if not await self._may_have_key(target):
+            return Problem(
+                "key-withheld",
+                f"{shown} wants a key, and the one in {path} is kept back: that address was found, not configured, and"
+                " nothing proves who answers there.",
+            )
         if self._read_key() is None:
             return Problem("key-unreadable", f"{shown} wants a key and none can be read from {path}.")
         return Problem("key-refused", f"{shown} refuses the key in {path}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidecar.config import Settings
 from sidecar.environment import Environment
@@ -16,7 +16,10 @@ from sidecar.target import TargetFinder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """One per agent. ``wake(probe)`` asks the scheduler to run a probe now, for late results."""
+    """One per agent. ``wake(probe)`` asks the scheduler to run a probe now, for late results.
+
+    ``memory`` is where a probe keeps what it must remember from one round to the next, under its own name.
+    """
 
     settings: Settings
     clock: Clock
@@ -27,3 +30,4 @@ class Services:
     server: ServerClient
     environment: Environment
     wake: Callable[[str], None]
+    memory: dict[str, object] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import Any
 
 from sidecar.conditions import Memory, judge
 from sidecar.model import (
+    FAILURES,
     Attempt,
     Clock,
     Condition,
@@ -23,8 +24,6 @@ from sidecar.model import (
 
 HISTORY = 200
 """Transitions kept for the report: a day of a pod that changes its mind every few minutes."""
-
-FAILURES = (Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR)
 
 Listener = Callable[[Snapshot, Snapshot], None]
 
@@ -77,7 +76,7 @@ class Store:
         return self._advance()
 
     def next_expiry(self) -> float | None:
-        """Epoch seconds at which the next facts expire, or None."""
+        """Monotonic seconds at which the next facts expire, or None."""
         times = [result.expires_at for result in self._results.values() if result.expires_at is not None]
         return min(times, default=None)
 
@@ -104,12 +103,13 @@ class Store:
             common,
             facts=attempt.facts,
             last_success_at=now,
-            expires_at=now + self._lifetimes[attempt.probe],
+            expires_at=self._clock.monotonic() + self._lifetimes[attempt.probe],
             failing_since=None,
         )
 
     def _advance(self) -> Snapshot:
-        now = self._clock.time()
+        # Not by the clock on the wall: a step of it would age facts, or keep them young for ever.
+        now = self._clock.monotonic()
         for name, result in self._results.items():
             if result.expires_at is not None and result.expires_at <= now:
                 self._results[name] = replace(result, facts=None, expires_at=None)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from sidecar.config import Image, Settings
 from sidecar.launchargs import (
+    INCOMPLETE,
     LaunchArguments,
     LaunchForm,
     LaunchValue,
@@ -29,25 +30,44 @@ from sidecar.launchargs import (
 )
 from sidecar.model import Clock, Placement, Processes, Scope, Standing, Target
 from sidecar.offload import in_daemon_thread
+from sidecar.sockets import listeners_of
 
 PREFLIGHT: Final = "command-line"
 """`Target.launch_source` when a launch is judged that has not happened yet."""
 RUNNING: Final = "process"
 """`Target.launch_source` when the flags are those of a running process."""
 
+READ_SOURCES: Final = frozenset({"setting", "command-line"})
+"""The `Target.url_source` of an address that is known: nobody listening there means that the server does not.
+
+All others may be wrong: ``listening-socket`` (the one port on which the process listens), ``command-line-incomplete``
+(the flags read do not settle it), ``command-line-other-network`` (there it is, here it may be somebody else's) and
+``default`` (SGLang's own default, where no command line could be read).
+"""
+
 _KEEP_SECONDS: Final = 5.0
 """How long a found target is reused: the probes of one round share it."""
+_DEFAULT_HOST: Final = "127.0.0.1"
 _DEFAULT_PORT: Final = 30000
+"""What SGLang takes where neither a flag nor a configuration file says otherwise."""
+_HOST: Final = re.compile(r"[\w.:%-]+", re.ASCII)
+"""What a host may look like: a process chooses its own command line, and must not choose more of a URL with it."""
 _CMDLINE_LIMIT: Final = 256 * 1024
 _ENVIRON_LIMIT: Final = 1024 * 1024
 _MAPS_LIMIT: Final = 4 * 1024 * 1024
 """A real server maps about 1500 objects in 200 kB; what is larger is cut, not refused."""
 
 _INIT_SHIMS: Final = frozenset({"tini", "tini-static", "dumb-init", "catatonit", "docker-init", "s6-svscan"})
+_POD_INIT: Final = "pause"
+"""Process 1 of a pod whose containers share their processes."""
+_KERNEL_THREADS: Final = "kthreadd"
+"""Process 2 wherever the process namespace is the machine's own, in a pod with hostPID too."""
 _CONTAINER_CGROUP: Final = re.compile(r"kubepods|docker|containerd|libpod")
 _RETITLED_MAIN: Final = "sglang::http_server"
 """What SGLang 0.5.2 renames its main process to; other releases leave that one alone."""
 _SERVER_PACKAGES: Final = ("sglang", "flashinfer", "flashinfer_python")
+_LEFT_TO_READER: Final = "left-to-reader"
+"""`Target.python_source` where the reader of a foreign root has to find the interpreter in it."""
 
 
 # -- where the agent stands -------------------------------------------------------------------------
@@ -81,6 +101,7 @@ def stand(
     processes, processes_why = _processes(
         placement,
         proc,
+        environ,
         os.getpid() if pid is None else pid,
         os.getppid() if parent is None else parent,
     )
@@ -100,15 +121,58 @@ def _placement(proc: Path, environ: Mapping[str, str], filesystem: Path) -> tupl
     return Placement.HOST, "no sign of a container was found"
 
 
-def _processes(placement: Placement, proc: Path, pid: int, parent: int) -> tuple[Processes, str]:
+def _processes(
+    placement: Placement, proc: Path, environ: Mapping[str, str], pid: int, parent: int
+) -> tuple[Processes, str]:
+    """Whether a server that runs would be seen. Hidden where in doubt: then its absence proves nothing."""
     if placement is Placement.HOST:
         return Processes.SHARED, "on a host every process can be seen"
     if pid == 1:
         return Processes.HIDDEN, "this process is number 1 of its container: it shares no process namespace"
-    name = (_text(proc / "1" / "comm", 64) or "").strip()
+    if _name(proc, 2) == _KERNEL_THREADS:
+        return Processes.SHARED, "the kernel's own threads can be seen, and so every process of the machine"
+    name = _name(proc, 1)
+    if name == _POD_INIT:
+        return Processes.SHARED, "process 1 is pause, which holds the process namespace that a pod's containers share"
     if parent == 1 and name in _INIT_SHIMS:
         return Processes.HIDDEN, f"process 1 is {name}, which started this one: it shares no process namespace"
-    return Processes.SHARED, f"process 1 ({name or 'unreadable'}) is not this container's own"
+    if not _in_kubernetes(proc, environ):
+        # In a pod the server has a container of its own; elsewhere it is started beside the agent, as on a machine.
+        return Processes.SHARED, "this container shows no sign of Kubernetes: what runs in it can be seen"
+    named = f"process 1 ({name or 'unreadable'})"
+    if _reaches_first(proc, parent):
+        return Processes.HIDDEN, f"{named} started this one: it is this container's own, other containers' are not seen"
+    match _beside_first(proc):
+        case True:
+            return Processes.HIDDEN, f"{named} is in this container: other containers' processes are not seen"
+        case False:
+            return Processes.SHARED, f"{named} is in another container: the pod's containers share their processes"
+        case None:
+            return Processes.HIDDEN, f"it cannot be told whose {named} is: other containers' processes may not be seen"
+
+
+def _in_kubernetes(proc: Path, environ: Mapping[str, str]) -> bool:
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return True
+    return any("kubepods" in (_text(proc / member / "cgroup", 65536) or "") for member in ("self", "1"))
+
+
+def _reaches_first(proc: Path, parent: int) -> bool:
+    """Whether process 1 started the agent, directly or not. Whatever comes from outside has parent 0 instead."""
+    seen: set[int] = set()
+    while parent > 1 and parent not in seen:
+        seen.add(parent)
+        status = _stat(proc, parent)
+        parent = status[0] if status is not None else 0
+    return parent == 1
+
+
+def _beside_first(proc: Path) -> bool | None:
+    """Whether process 1 is in the agent's own container, by its files or else its control group; None: not told."""
+    first, ours = (_link(proc / member / "ns" / "mnt") for member in ("1", "self"))
+    if first is None or ours is None:
+        first, ours = (_text(proc / member / "cgroup", 65536) for member in ("1", "self"))
+    return first == ours if first and ours else None
 
 
 # -- reading /proc ----------------------------------------------------------------------------------
@@ -146,6 +210,11 @@ def _link(path: Path) -> str | None:
         return str(path.readlink())
     except OSError:
         return None
+
+
+def _name(proc: Path, pid: int) -> str:
+    """A process's short name, empty when it cannot be read."""
+    return (_text(proc / str(pid) / "comm", 64) or "").strip()
 
 
 def _argv(proc: Path, pid: int) -> tuple[str, ...]:
@@ -193,21 +262,41 @@ def _environ(proc: Path, pid: int) -> tuple[dict[str, str] | None, str | None]:
     return {name: value for name, separator, value in pairs if separator and name}, None
 
 
-def _port(flags: Mapping[str, LaunchValue]) -> int:
-    port = flags.get("port")
-    return port if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536 else _DEFAULT_PORT
+def _user(proc: Path, pid: int) -> int | None:
+    """The user id of a process; None when it cannot be read.
+
+    None too where it has several: then somebody else than the user it acts for may have chosen its command line.
+    """
+    match = re.search(r"^Uid:((?:\s+\d+)+)$", _text(proc / str(pid) / "status", 65536) or "", re.MULTILINE)
+    ids = set(match.group(1).split()) if match else set()
+    return int(ids.pop()) if len(ids) == 1 else None
 
 
-def _address(flags: Mapping[str, LaunchValue]) -> str:
-    """The URL that a server with these flags listens on, as seen from the same network."""
-    host = str(flags.get("host") or "127.0.0.1")
+def _endpoint(form: LaunchForm | None, flags: Mapping[str, LaunchValue]) -> tuple[str | None, int | None]:
+    """(host, port) that a server with these flags listens on, each None where the flags do not settle it.
+
+    Flags of a program that is not SGLang's own launcher mean what that program makes of them.
+    """
+    if form is LaunchForm.OTHER:
+        return None, None
+    complete = INCOMPLETE not in flags
+    host = flags.get("host", _DEFAULT_HOST if complete else None)
+    port = flags.get("port", _DEFAULT_PORT if complete else None)
+    return (
+        host if isinstance(host, str) and _HOST.fullmatch(host) else None,
+        port if isinstance(port, int) and not isinstance(port, bool) and 0 < port < 65536 else None,
+    )
+
+
+def _url(flags: Mapping[str, LaunchValue], host: str, port: int) -> str:
+    """The URL of a server, as seen from the same network."""
     if host in {"0.0.0.0", "*"}:  # noqa: S104 - compared with, not bound to
-        host = "127.0.0.1"
+        host = _DEFAULT_HOST
     elif host == "::":
         host = "::1"
     if ":" in host:
         host = f"[{host}]"
-    return f"{'https' if flags.get('ssl') else 'http'}://{host}:{_port(flags)}"
+    return f"{'https' if flags.get('ssl') else 'http'}://{host}:{port}"
 
 
 # -- interpreters -----------------------------------------------------------------------------------
@@ -329,12 +418,14 @@ class TargetFinder:
             return self._preflight()
         process: _Process | None = None
         candidates: tuple[int, ...] = ()
-        if self._standing.processes is Processes.SHARED:
+        why = ""
+        # Hidden means that not every server can be seen. One that is seen is none the worse for it.
+        if self._settings.processes is not Processes.HIDDEN:
             process, candidates, why = self._choose(self._scan())
-        else:
-            why = f"The server's processes are hidden: {self._standing.processes_why}."
         if process is not None:
             return self._running(process, candidates, why)
+        if self._standing.processes is Processes.HIDDEN:
+            why = f"{why} The server's processes may be hidden: {self._standing.processes_why}.".lstrip()
         return self._unseen(candidates, why)
 
     # -- a launch that has not happened yet
@@ -429,7 +520,7 @@ class TargetFinder:
         if "server_url" in settings.explicit:
             url = urlsplit(settings.server_url)
             port = url.port or (443 if url.scheme == "https" else 80)
-            matching = [process for process in found if _port(parse_launch(process.argv).flags) == port]
+            matching = [process for process in found if port in self._ports(process)]
             if len(matching) == 1:
                 return matching[0], (), f"Process {matching[0].pid} listens on the port of server_url ({port})."
         if len(found) == 1:
@@ -438,19 +529,39 @@ class TargetFinder:
         listed = ", ".join(map(str, pids))
         return None, pids, f"Several SGLang servers can be seen (processes {listed}) and none is chosen."
 
+    def _ports(self, process: _Process) -> set[int]:
+        """The ports that a process may serve on: the one that its flags settle, else those it listens on."""
+        port = _endpoint(process.form, parse_launch(process.argv).flags)[1]
+        return {port} if port is not None else {listener.port for listener in listeners_of(self.proc, process.pid)}
+
+    def _address(self, process: _Process, flags: Mapping[str, LaunchValue]) -> tuple[str, str]:
+        """(URL, how it was found) of a running server."""
+        if "server_url" in self._settings.explicit:
+            return self._settings.server_url, self._url_source()
+        host, port = _endpoint(process.form, flags)
+        ours = self._shares(self.proc / str(process.pid), "net") is True
+        if host is not None and port is not None:
+            # In another network namespace the address is somebody else's: what it answers proves nothing.
+            return _url(flags, host, port), "command-line" if ours else "command-line-other-network"
+        # Sought only where the flags do not tell: a server in its first minutes does not listen yet.
+        found = [one for one in listeners_of(self.proc, process.pid) if port in {None, one.port}] if ours else []
+        if len({listener.port for listener in found}) == 1:
+            return _url(flags, found[0].reachable_host, found[0].port), "listening-socket"
+        if process.form is LaunchForm.OTHER:
+            return self._settings.server_url, "default"
+        return _url(flags, host or _DEFAULT_HOST, port or _DEFAULT_PORT), "command-line-incomplete"
+
     def _running(self, process: _Process, candidates: tuple[int, ...], why: str) -> Target:
         folder = self.proc / str(process.pid)
         launch = parse_launch(process.argv)
         environ, environ_missing = _environ(self.proc, process.pid)
         same_files, root, root_why = self._root_of(folder)
-        url, url_source = self._settings.server_url, self._url_source()
-        if "server_url" not in self._settings.explicit and process.form is not LaunchForm.OTHER:
-            url = _address(launch.flags)
-            # In another network namespace the address is somebody else's: what it answers proves nothing.
-            url_source = "command-line" if self._shares(folder, "net") else "command-line-other-network"
+        url, url_source = self._address(process, launch.flags)
         by_hand = self._set_by_hand()
-        theirs = self._interpreter_of(process, environ, root)
-        here = self._in_image(theirs) if by_hand is None and not same_files else None
+        theirs = self._interpreter_of(process, environ) if root is None else self._named_in(process, environ)
+        here = None
+        if by_hand is None and not same_files:
+            here = self._in_image(theirs, _on_path(process.argv[0], environ))
         interpreter: _Interpreter | None
         if self._settings.server_root is not None:
             root, interpreter = self._settings.server_root, by_hand or theirs
@@ -473,9 +584,10 @@ class TargetFinder:
             url_source=url_source,
             scope=scope,
             python=interpreter.path if interpreter else None,
-            python_source=interpreter.source if interpreter else "not-found",
+            python_source=interpreter.source if interpreter else _LEFT_TO_READER if root else "not-found",
             root=root,
             pid=process.pid,
+            uid=_user(self.proc, process.pid),
             create_time=None if boot is None else boot + process.started_ticks / os.sysconf("SC_CLK_TCK"),
             # A renamed process shows a title where its flags were: nothing is known of them.
             launch={} if process.argv[0].startswith("sglang::") else launch.flags,
@@ -502,34 +614,52 @@ class TargetFinder:
             if self._shares(folder, "pid") is False:
                 return False, None, "it shares our files but not our process namespace"
             return True, None, "it runs in our own mount and process namespaces"
-        if not os.access(folder / "root" / ".", os.R_OK | os.X_OK):
+        # Not entered here: whatever lies behind it may block for as long as its server pleases.
+        if _link(folder / "root") is None:
             return False, None, "its files are others than ours and may not be read"
         return False, str(folder / "root"), "its own files are read through its root"
 
-    def _interpreter_of(
-        self, process: _Process, environ: Mapping[str, str] | None, root: str | None
-    ) -> _Interpreter | None:
-        """The interpreter that a process was started with, as it was named.
+    def _interpreter_of(self, process: _Process, environ: Mapping[str, str] | None) -> _Interpreter | None:
+        """The interpreter that a process on our own files was started with, as it was named.
 
         Never the ``exe`` link first: it shows the base interpreter, which does not reveal a virtual environment.
         """
-        base = root or ""
         program = process.argv[0]
         if is_python(program) and program.startswith("/"):
             return _Interpreter(path=program, source="argv0")
-        if environ is not None:
-            if is_python(program) and "/" not in program:
-                for folder in environ.get("PATH", "").split(":"):
-                    if folder.startswith("/") and os.path.lexists(f"{base}{folder}/{program}"):
-                        return _Interpreter(path=f"{folder}/{program}", source="server-path")
-            virtual = environ.get("VIRTUAL_ENV", "")
-            if virtual.startswith("/") and os.path.lexists(f"{base}{virtual}/bin/python"):
-                return _Interpreter(path=f"{virtual}/bin/python", source="virtual-env")
+        for path in _on_path(program, environ):
+            if os.path.lexists(path):
+                return _Interpreter(path=path, source="server-path")
+        virtual = (environ or {}).get("VIRTUAL_ENV", "")
+        if virtual.startswith("/") and os.path.lexists(f"{virtual}/bin/python"):
+            return _Interpreter(path=f"{virtual}/bin/python", source="virtual-env")
         mapped = self._mapped_prefix(process.pid)
-        if mapped is not None and os.path.lexists(f"{base}{mapped}/bin/python3"):
+        if mapped is not None and os.path.lexists(f"{mapped}/bin/python3"):
             return _Interpreter(path=f"{mapped}/bin/python3", source="maps")
         executable = _link(self.proc / str(process.pid) / "exe")
         if executable is not None and is_python(executable):
+            return _Interpreter(path=executable, source="exe")
+        return None
+
+    def _named_in(self, process: _Process, environ: Mapping[str, str] | None) -> _Interpreter | None:
+        """The interpreter of a process on other files than ours, as far as names alone settle it.
+
+        No path below that root is looked at: only the reader, a child with a deadline, resolves paths inside it.
+        None leaves the search to the reader, which is better than a base interpreter without its environment.
+        """
+        program = process.argv[0]
+        if is_python(program) and program.startswith("/"):
+            return _Interpreter(path=program, source="argv0")
+        mapped = self._mapped_prefix(process.pid)
+        if mapped is not None:
+            return _Interpreter(path=f"{mapped}/bin/python3", source="maps")
+        named = _on_path(program, environ)
+        virtual = (environ or {}).get("VIRTUAL_ENV", "")
+        if virtual.startswith("/") and (not named or f"{virtual}/bin/{program}" in named):
+            return _Interpreter(path=f"{virtual}/bin/python", source="virtual-env")
+        executable = _link(self.proc / str(process.pid) / "exe")
+        # In the first folder of the search path no virtual environment can have come before it.
+        if executable and is_python(executable) and named and _folder(executable) == _folder(named[0]):
             return _Interpreter(path=executable, source="exe")
         return None
 
@@ -572,12 +702,18 @@ class TargetFinder:
         path = self._settings.server_python
         return _Interpreter(path=path, source="setting") if path else None
 
-    def _in_image(self, theirs: _Interpreter | None) -> _Interpreter | None:
-        """The server's interpreter at the same path in our own image, if its packages are there too."""
+    def _in_image(self, theirs: _Interpreter | None, on_path: Sequence[str]) -> _Interpreter | None:
+        """The server's interpreter at the same path in our own image, if its packages are there too.
+
+        ``on_path`` is where the server may have found it, when it did not say.
+        """
         image = self._settings.image
         # On a host an equal path proves nothing: the server in a container has an image of its own.
         if image is Image.OWN or (image is None and self._standing.placement is Placement.HOST):
             return None
+        if theirs is None:
+            there = [path for path in on_path if _is_executable(self._filesystem / path.lstrip("/"))]
+            theirs = _Interpreter(path=there[0], source="server-path") if there else None
         if theirs is not None:
             path = self._filesystem / theirs.path.lstrip("/")
             return theirs if _is_executable(path) and _holds(path, _SERVER_PACKAGES) else None
@@ -617,6 +753,18 @@ class TargetFinder:
                     yield root / folder.lstrip("/") / name, "path"
         for folder in ("usr/local/bin", "usr/bin"):
             yield root / folder / "python3", "well-known-path"
+
+
+def _folder(path: str) -> str:
+    """The folder in a path of another root: text, not a file of ours."""
+    return path.rpartition("/")[0]
+
+
+def _on_path(program: str, environ: Mapping[str, str] | None) -> tuple[str, ...]:
+    """The paths where a process may have found an interpreter that it was told without one, in its own order."""
+    if environ is None or "/" in program or not is_python(program):
+        return ()
+    return tuple(f"{folder}/{program}" for folder in environ.get("PATH", "").split(":") if folder.startswith("/"))
 
 
 def _descends(pid: int, parents: Mapping[int, int], ancestors: set[int]) -> bool:

@@ -21,11 +21,14 @@ class Track:
     against: int = 0
 
 
-def settle(before: Track | None, finding: Finding, *, hold: tuple[int, int], round_: int, now: float) -> Track:
+def settle(
+    before: Track | None, finding: Finding, *, hold: tuple[int, int], round_: int, informative: bool, now: float
+) -> Track:
     """Fold one round's finding into what is published.
 
-    Unknown is not a verdict: it is published at once, and whatever follows it too. A repeated look at the
-    same round never counts.
+    Unknown is not a verdict: it is published at once, and whatever follows it too. A repeated look at the same
+    round never counts, nor does a round that is not ``informative``: one that failed and merely left the facts
+    of an earlier one in place.
     """
     if before is None:
         return Track(finding=finding, since=now, round=round_)
@@ -34,7 +37,7 @@ def settle(before: Track | None, finding: Finding, *, hold: tuple[int, int], rou
         return replace(before, finding=finding, round=round_, against=0)
     verdicts = (Status.TRUE, Status.FALSE)
     held = finding.status in verdicts and published in verdicts and not finding.final
-    against = before.against + (1 if round_ > before.round else 0)
+    against = before.against + (1 if informative and round_ > before.round else 0)
     needed = hold[0] if finding.status is Status.TRUE else hold[1]
     if held and against < needed:
         return replace(before, round=round_, against=against)

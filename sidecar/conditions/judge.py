@@ -10,9 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sidecar.catalog import FIRST_ROUND
 from sidecar.conditions.hold import Track, settle
 from sidecar.conditions.relevance import effective
 from sidecar.model import (
+    FAILURES,
     Answer,
     Condition,
     ConditionType,
@@ -27,9 +29,6 @@ from sidecar.model import (
     Verdict,
     World,
 )
-
-FIRST_ROUND = "driver"
-"""The probe whose first round readiness waits for (design: endpoints)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,6 @@ def judge(
     conditions: dict[str, Condition] = {}
     tracks: dict[str, Track] = {}
     faults: list[tuple[str, Exception]] = []
-    kinds: dict[str, ConditionType] = {}
     for probe in probes:
         result = results[probe.name]
         try:
@@ -84,12 +82,18 @@ def judge(
                 for kind in probe.conditions
             }
         for kind in probe.conditions:
-            kinds[kind.code] = kind
             finding = findings.get(kind.code) or _unknown(kind.code, *_why_unknown(result))
-            track = settle(memory.tracks.get(kind.code), finding, hold=kind.hold, round_=result.rounds, now=now)
+            track = settle(
+                memory.tracks.get(kind.code),
+                finding,
+                hold=kind.hold,
+                round_=result.rounds,
+                informative=finding.from_outcome or result.outcome not in FAILURES,
+                now=now,
+            )
             tracks[kind.code] = track
             conditions[kind.code] = _condition(kind, track, server, required)
-    conditions = _suppress(conditions, kinds)
+    conditions = _suppress(conditions)
     answering, process = _answering(memory, server)
     return Judgement(
         conditions=conditions,
@@ -116,6 +120,8 @@ def _why_unknown(result: Result[Any]) -> tuple[str, str]:
     match result.outcome:
         case Outcome.PENDING:
             return "pending", "The probe has not finished its first round."
+        case Outcome.OK if result.facts is None:
+            return "expired", "What was known is too old."
         case Outcome.OK:
             return "not-judged", "The probe's facts do not tell."
         case outcome:
@@ -136,20 +142,28 @@ def _condition(kind: ConditionType, track: Track, server: ServerView, required: 
         evidence=finding.evidence,
         since=track.since,
         gpus=finding.gpus,
+        explained_by=tuple(
+            code for code in kind.depends_on if finding.explained_by is None or code in finding.explained_by
+        ),
         relevant=weight.relevant,
     )
 
 
-def _suppress(conditions: Mapping[str, Condition], kinds: Mapping[str, ConditionType]) -> dict[str, Condition]:
+def _suppress(conditions: Mapping[str, Condition]) -> dict[str, Condition]:
     """Mark each condition that another active one explains with the root of that chain."""
 
     def holds(code: str) -> bool:
         condition = conditions.get(code)
         return condition is not None and condition.status is Status.TRUE and condition.relevant
 
+    def explains(cause: str, code: str) -> bool:
+        # A fault of one GPU does not explain what another one suffers from.
+        named, suffering = conditions[cause].gpus, conditions[code].gpus
+        return not named or not suffering or set(suffering) <= set(named)
+
     def root(code: str, seen: frozenset[str]) -> str:
-        for cause in kinds[code].depends_on:
-            if cause not in seen and holds(cause):
+        for cause in conditions[code].explained_by:
+            if cause not in seen and holds(cause) and explains(cause, code):
                 return root(cause, seen | {cause})
         return code
 

@@ -3,9 +3,11 @@
 ``python -I -S static_reader.py SPEC --fd N``: stdlib only, Python 3.8 or newer, run by path, never imported.
 SPEC is a JSON object:
 
-``environ``  the few variables of the server that decide its import path (PYTHONPATH, HOME, ...)
+``environ``  the few variables of the server that decide its import path (PYTHONPATH, HOME, ...) and where the
+             dynamic loader looks (LD_LIBRARY_PATH)
 ``tracked``  normalised names of the distributions whose versions are wanted
-``known``    fingerprint of an earlier answer; if it still holds the answer is only ``unchanged``
+``known``    fingerprint of an earlier answer; if it still holds the answer is only ``unchanged`` and ``libcuda``,
+             which is not part of it: the driver's files come and go beside the packages
 ``root``     a foreign root directory; without it the environment is the one of the interpreter running this
 ``python``   path of the environment's interpreter inside the foreign root, if known
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 import ast
 import ctypes
 import errno
+import fnmatch
 import hashlib
 import json
 import os
@@ -41,15 +44,27 @@ WALK_LIMIT = 100000
 """Files looked at per package tree; torch, the largest, has about 5,000 that count."""
 ENTRY_LIMIT = 20000
 NAME_LIMIT = 200
+LOADER_FILE_LIMIT = 64 * 1024
+"""A file of the dynamic loader's configuration holds a few lines."""
+LOADER_FILES = 200
+LOADER_DIRS = 500
+LIBRARY_LIMIT = 20
 
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._+!-]{0,63}\Z")
 VERSION_ASSIGNMENT = re.compile(r"""^__version__(?:\s*:[^=\n]*)?\s*=\s*["']([^"'\n]{1,64})["']""", re.MULTILINE)
 CUDA_ASSIGNMENT = re.compile(r"""^cuda(?:\s*:[^=\n]*)?\s*=\s*(?:["']([0-9.]{1,16})["']|None\b)""", re.MULTILINE)
+HIP_ASSIGNMENT = re.compile(r"""^hip(?:\s*:[^=\n]*)?\s*=\s*["']([0-9A-Za-z.+-]{1,32})["']""", re.MULTILINE)
 PYTHON_DIR = re.compile(r"python(\d+)\.(\d+)\Z")
 
 WALKED = ("flashinfer", "flashinfer_cubin", "flashinfer_jit_cache", "tvm_ffi", "torch")
 NEEDED = ("tvm_ffi", "torch", "packaging", "requests", "pynvml", "tqdm")
 """Modules that every FlashInfer with a mamba module imports unconditionally, in the order it meets them."""
+
+LIBCUDA = "libcuda.so.1"
+DRIVER_VERSION = re.compile(r"libcuda\.so\.(\d{2,4}(?:\.\d{1,4}){1,2})\Z")
+STUB_DIR = re.compile(r"(?:^|/)stubs(?:/|\Z)")
+COMPAT_DIR = re.compile(r"(?:^|/)(?:cuda[-_])?compat(?:/|\Z)")
+ARCH_DIR = re.compile(r"sm\d{2,3}\Z")
 
 SYS_OPENAT2 = 437
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -119,22 +134,27 @@ class Files:
         info = self.stat(path)
         return info is not None and stat.S_ISDIR(info.st_mode)
 
-    def read(self, path: str) -> str | None:
-        """At most `FILE_LIMIT` bytes of a regular file as text, or None."""
+    def read(self, path: str, limit: int = FILE_LIMIT) -> str | None:
+        """At most ``limit`` bytes of a regular file as text, or None."""
+        data = self.read_bytes(path, limit)
+        return None if data is None else data.decode("utf-8", "replace")
+
+    def read_bytes(self, path: str, limit: int) -> bytes | None:
+        """At most ``limit`` bytes of a regular file, or None."""
         try:
             fd = self._reopen(path, stat.S_ISREG, os.O_RDONLY)
         except (OSError, ValueError):
             return None
         try:
             chunks = []
-            left = FILE_LIMIT
+            left = limit
             while left > 0:
                 chunk = os.read(fd, min(left, 1 << 20))
                 if not chunk:
                     break
                 chunks.append(chunk)
                 left -= len(chunk)
-            return b"".join(chunks).decode("utf-8", "replace")
+            return b"".join(chunks)
         except OSError:
             return None
         finally:
@@ -160,12 +180,17 @@ class Files:
 
     def link(self, path: str) -> str | None:
         """Last part of the name of the file that ``path`` leads to, or None."""
+        real = self.real(path)
+        return None if real is None else os.path.basename(real)
+
+    def real(self, path: str) -> str | None:
+        """Name of the file that ``path`` leads to, or None; in a foreign root its front may be another's view."""
         try:
             handle = self._open(path)
         except (OSError, ValueError):
             return None
         try:
-            return os.path.basename(os.readlink("/proc/self/fd/%d" % handle))
+            return os.readlink("/proc/self/fd/%d" % handle)
         except OSError:
             return None
         finally:
@@ -644,13 +669,169 @@ def torch(files: Files, path: SearchPath) -> dict[str, Any] | None:
         return None
     text = files.read(os.path.join(places[0], "version.py"))
     if text is None:
-        return {"version": None, "cuda": None, "cuda_stated": False}
+        return {"version": None, "cuda": None, "cuda_stated": False, "hip": None}
     version = VERSION_ASSIGNMENT.search(text)
     cuda = CUDA_ASSIGNMENT.search(text)
+    hip = HIP_ASSIGNMENT.search(text)
     return {
         "version": version_or_none(version.group(1)) if version else None,
         "cuda": cuda.group(1) if cuda else None,
         "cuda_stated": cuda is not None,
+        "hip": hip.group(1) if hip else None,
+    }
+
+
+def kernel_wheel(files: Files, path: SearchPath) -> dict[str, Any]:
+    """Kind of ``sgl_kernel`` and the folders sm90, sm100, ... that hold a build of its common_ops for a GPU.
+
+    ``plain`` says that one lies beside them, which is loaded where no folder fits.
+    """
+
+    def has_ops(folder: str) -> bool:
+        return any(name.startswith("common_ops.") and name.endswith(".so") for name in files.names(folder))
+
+    kind, places = locate(files, path, "sgl_kernel")
+    if kind != "package":
+        return {"kind": kind, "folders": [], "plain": False}
+    inner = [name for name in files.names(places[0]) if ARCH_DIR.match(name)]
+    folders = [name for name in inner if has_ops(os.path.join(places[0], name))]
+    return {"kind": kind, "folders": folders[:LIBRARY_LIMIT], "plain": has_ops(places[0])}
+
+
+# -- the CUDA driver's library ---------------------------------------------------------------------
+
+
+def cache_entries(data: bytes) -> list[str] | None:
+    """Paths of libcuda.so.1 in an ld.so.cache in its order; None for what is no such file.
+
+    The format is glibc's: a header with counts, entries of 24 bytes with offsets of name and path, strings. An
+    older format may come first and carry the newer one behind itself.
+    """
+    start = data.find(b"glibc-ld.so.cache1.1")
+    if start < 0 or (start > 0 and not data.startswith(b"ld.so-1.7.0")) or len(data) < start + 48:
+        return None
+    (count,) = struct.unpack_from("=I", data, start + 20)
+    found = []
+    for index in range(min(count, (len(data) - start - 48) // 24)):
+        _flags, key, value = struct.unpack_from("=iII", data, start + 48 + 24 * index)
+        name = data[start + key : start + key + len(LIBCUDA) + 1]
+        if name != LIBCUDA.encode() + b"\0":
+            continue
+        text = data[start + value : start + value + 4096].split(b"\0", 1)[0]
+        if text.startswith(b"/"):
+            found.append(os.fsdecode(text))
+    return found
+
+
+def configured_dirs(files: Files) -> list[tuple[str, str]]:
+    """(directory, file that names it) of the loader's configuration, in its order, includes followed once."""
+    dirs: list[tuple[str, str]] = []
+    seen: set[str] = set()
+
+    def follow(path: str, depth: int) -> None:
+        if path in seen or len(seen) >= LOADER_FILES or depth > 10:
+            return
+        seen.add(path)
+        for raw in (files.read(path, LOADER_FILE_LIMIT) or "").splitlines()[:2000]:
+            line = raw.partition("#")[0].strip()
+            words = line.split()
+            if words and words[0] == "include":
+                for pattern in words[1:20]:
+                    absolute = os.path.normpath(os.path.join("/etc", pattern))
+                    folder, last = os.path.split(absolute)
+                    for name in fnmatch.filter(files.names(folder), last):
+                        follow(os.path.join(folder, name), depth + 1)
+            elif line.startswith("/") and len(dirs) < LOADER_DIRS:
+                dirs.append((line.partition("=")[0].rstrip("/ \t") or "/", path))
+
+    follow("/etc/ld.so.conf", 0)
+    return dirs
+
+
+def library(files: Files, path: str, where: str, configured: Mapping[str, str]) -> dict[str, Any] | None:
+    """Describe one libcuda.so.1, or None where the loader would pass it over: not there, or of another word size."""
+    if not files.is_file(path):
+        return None
+    head = files.read_bytes(path, 5)
+    if head is None or head == b"\x7fELF\x01":
+        return None
+    real = files.real(path) or path
+    version = DRIVER_VERSION.search(real)
+    folders = (os.path.dirname(path), os.path.dirname(real))
+    kind = "driver"
+    if any(STUB_DIR.search(folder) for folder in folders):
+        kind = "stub"
+    elif any(COMPAT_DIR.search(folder) for folder in folders):
+        kind = "compat"
+    return {
+        "path": path,
+        "version": version.group(1) if version else None,
+        "kind": kind,
+        "where": where,
+        "conf": configured.get(os.path.dirname(path)),
+    }
+
+
+def loader_paths(files: Files, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(path, where) at which the dynamic loader looks for libcuda.so.1, in its order.
+
+    A RUNPATH is not considered: the libraries that need it look for it without one.
+    """
+    entries = re.split("[:;]", environ.get("LD_LIBRARY_PATH", ""))[:LOADER_DIRS]
+    places = [(os.path.join(entry, LIBCUDA), "LD_LIBRARY_PATH") for entry in entries if entry.startswith("/")]
+    cached = cache_entries(files.read_bytes("/etc/ld.so.cache", FILE_LIMIT) or b"")
+    if cached is None:
+        places += [(os.path.join(folder, LIBCUDA), "ld.so.conf") for folder, _ in configured_dirs(files)]
+    else:
+        places += [(path, "ld.so.cache") for path in cached[:LOADER_DIRS]]
+    triplet = os.uname().machine + "-linux-gnu"
+    for folder in ("/lib/" + triplet, "/usr/lib/" + triplet, "/lib64", "/usr/lib64", "/lib", "/usr/lib"):
+        places.append((os.path.join(folder, LIBCUDA), "default"))
+    return places
+
+
+def compat_paths(files: Files, prefix: str | None, path: SearchPath) -> list[str]:
+    """Where forward-compatibility packages put their libcuda.so.1: CUDA's own, conda's, and wheels'."""
+    folders = []
+    for name in files.names("/usr/local"):
+        if name == "cuda" or name.startswith("cuda-"):
+            base = os.path.join("/usr/local", name, "compat")
+            folders += [base, base + "/lib", base + "/lib.real"]
+    if prefix:
+        folders.append(os.path.join(prefix, "cuda-compat"))
+    for entry in path.site_dirs:
+        for name in files.names(os.path.join(entry, "nvidia")):
+            folders.append(os.path.join(entry, "nvidia", name, "compat"))
+            if name == "cuda_compat":
+                folders.append(os.path.join(entry, "nvidia", name, "lib"))
+    return [os.path.join(folder, LIBCUDA) for folder in folders]
+
+
+def libcuda(files: Files, environ: Mapping[str, str], python: str | None, path: SearchPath) -> dict[str, Any]:
+    """Say which libcuda.so.1 the loader finds, best first, and which forward-compatibility ones are installed."""
+    configured: dict[str, str] = {}
+    for folder, conf in configured_dirs(files):
+        configured.setdefault(folder, conf)
+
+    def described(places: list[tuple[str, str]]) -> list[dict[str, Any]]:
+        found: dict[object, dict[str, Any]] = {}
+        for place, where in places:
+            if len(found) >= LIBRARY_LIMIT:
+                break
+            info = files.stat(place)
+            mark = None if info is None else (info.st_dev, info.st_ino)
+            # One file under several names is one: /lib is a link to /usr/lib nowadays.
+            if mark is None or mark in found:
+                continue
+            one = library(files, place, where, configured)
+            if one is not None:
+                found[mark] = one
+        return list(found.values())
+
+    prefix = os.path.dirname(os.path.dirname(os.path.normpath(python))) if python else None
+    return {
+        "found": described(loader_paths(files, environ)),
+        "compat": described([(place, "compat") for place in compat_paths(files, prefix, path)]),
     }
 
 
@@ -717,8 +898,10 @@ def examine(spec: Mapping[str, Any], stage: Callable[[str], None]) -> dict[str, 
         return {"problem": "no-environment"}
     stage("fingerprint")
     mark = fingerprint(files, python, version, path)
+    stage("libcuda")
+    driver = libcuda(files, spec.get("environ") or {}, python, path)
     if mark == spec.get("known"):
-        return {"unchanged": True, "fingerprint": mark}
+        return {"unchanged": True, "fingerprint": mark, "libcuda": driver}
     stage("distributions")
     tracked = set(spec.get("tracked") or ())
     versions, total, requires, editables = distributions(files, path, tracked)
@@ -734,6 +917,8 @@ def examine(spec: Mapping[str, Any], stage: Callable[[str], None]) -> dict[str, 
         "requires": requires,
         "editable": editables,
         "torch": torch(files, path),
+        "kernel": kernel_wheel(files, path),
+        "libcuda": driver,
         "flashinfer": flashinfer(files, path),
     }
 

@@ -57,10 +57,12 @@ class GpuReading:
     ``not-in-binding``, ``binding-error``).
 
     ``ecc_*`` count errors since the driver was loaded. ``recovery_action`` is NVML's token (none, reset, reboot,
-    drain-p2p, drain-reset). ``clock_events`` are the reasons, by the exporter's names, for which clocks are held
-    back right now. ``nvlinks`` counts the links that the GPU supports and whose peer was ever seen up,
-    ``nvlinks_active`` those that are up. ``fabric`` is the state of its registration with the NVSwitch fabric
-    (not-supported, not-started, in-progress, completed, or failed where completed with an error status).
+    drain-p2p, drain-reset, recover-imex-domain, bus-reset, system-reboot, or other). ``clock_events`` are the
+    reasons, by the exporter's names, for which clocks are held back right now. ``nvlinks`` counts the links that
+    the GPU supports and whose peer was ever seen up (every supported one, where the GPU is part of an NVSwitch
+    fabric and any was), ``nvlinks_active`` those that are up. ``fabric`` is the state of its registration with
+    the NVSwitch fabric (not-supported, not-started, in-progress, completed, or failed where completed with an
+    error status).
     ``mig_devices`` is None outside MIG mode. ``licensed`` is None where no vGPU licence is needed.
     A GPU that is left out because a call to it hung has code ``hung``.
     """
@@ -105,6 +107,8 @@ class NvmlReading:
     known. ``succeeded_before`` is True once an earlier round of this agent opened NVML.
     ``xids`` counts over the life of the agent; ``xids_watched`` is False where events cannot be had, which is
     not the same as none. ``left_out`` maps the index of a GPU that is not asked for now to the call that hung.
+    ``stuck_workers`` counts earlier workers that cannot be killed. ``gpus`` has ``count`` entries, but for a round
+    that was cut short by a hanging GPU before every other one had ever been read.
     ``visible_devices`` and ``driver_capabilities`` are the agent's own NVIDIA_* environment variables.
     """
 
@@ -132,3 +136,4 @@ class NvmlReading:
     xids: tuple[XidCount, ...] = ()
     xids_watched: bool | None = None
     left_out: Mapping[int, str] = field(default_factory=dict)
+    stuck_workers: int = 0

@@ -1,12 +1,18 @@
 """Asks NVML, in a process of its own: the program behind `sidecar.nvml.client`.
 
-``python -I -S worker.py [--binding DIR] [--proc DIR] [--dev DIR] --fd N`` reads one JSON object a line from
-descriptor N and answers there. ``{"op": "round"}`` is answered by marker lines ``{"at": CALL}``, one before
-each call that may never return, and then by one of
+``python -I -S worker.py [--binding DIR] [--proc DIR] [--dev DIR] [--slow-every SECONDS] --fd N`` reads one JSON
+object a line from descriptor N and answers there. A request ``{"op": "round", "leave_out": [3], "retry": [],
+"events": true}`` is answered by lines as things are found, so that a call that never returns costs only what
+would have come after it:
 
-* ``{"result": {...}}``: what was found, see `Worker.round`;
-* ``{"unusable": SENTENCE}``: the Python binding cannot be used at all;
-* ``{"stale": PATH}``: the NVML library was replaced on disk since it was loaded; the worker then ends.
+* ``{"at": CALL}``, ``{"at": CALL, "gpu": INDEX}``: before each call that may not return;
+* ``{"head": {...}}``: the driver and what is not about one GPU, see `Worker.round`;
+* ``{"gpu": {...}}``: one GPU, see `Worker._gpu`; those to retry come after everything else;
+* ``{"events": {"watched": ..., "xids": [[INDEX, UUID, XID], ...], "errors": {...}}}``;
+* ``{"done": true}``: the end of the round.
+
+Instead of all this ``{"unusable": SENTENCE}`` says that the Python binding cannot be used at all, and ``{"stale":
+PATH}`` that the NVML library was replaced on disk since it was loaded; the worker then ends.
 
 It lives for as long as the agent does, so it imports the standard library and ``pynvml`` only: its memory
 counts. It blocks wherever the driver blocks; the client owns the clock.
@@ -22,19 +28,54 @@ import json
 import os
 import re
 import sys
+import time
 
 TYPE_CHECKING = False  # the typing module would cost this process about 1 MB
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping, Sequence
     from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
+INVALID_ARGUMENT = 2
+NOT_SUPPORTED = 3
+NOT_FOUND = 6
+TIMEOUT = 10
 LIBRARY_NOT_FOUND = 12
 GPU_IS_LOST = 15
-NO_SUCH_FORM = (2, 13, 25)
+NO_SUCH_FORM = (INVALID_ARGUMENT, 13, 25)
 """Codes by which an older driver says that it does not know a versioned call or structure."""
+NO_SUCH_CALL = (13, "not-in-binding")
+"""Library or binding do not have the call."""
+RECOVERY_ACTIONS = (
+    "none",
+    "reset",
+    "reboot",
+    "drain-p2p",
+    "drain-reset",
+    "recover-imex-domain",
+    "bus-reset",
+    "system-reboot",
+)
+"""Tokens of NVML's recovery actions, by number."""
+CLOCK_EVENTS = {
+    0x04: "sw_power_cap",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+}
+"""Bits of NVML's reasons for holding clocks back that tell of a limit or a fault; idle and settings are left out."""
+FABRIC_STATES = ("not-supported", "not-started", "in-progress", "completed")
+FABRIC_COMPLETED = 3
+VGPU_GUEST = 2
+"""The virtualization mode of a GPU that is a vGPU in a guest, and so the only kind that needs a licence."""
+SLOW_EVERY = 60.0
+"""Seconds for which facts that change rarely, or are slow to ask, are kept."""
+_FABRIC_V1_SIZE = 28
 _MAX_GPUS = 256
 """More than any machine has: a nonsensical count must not become a loop of hours."""
+_MAX_MIG_DEVICES = 64
+_MAX_EVENTS = 1000
+"""Events taken in one round; what is left waits in NVML for the next one."""
 _MAX_TEXT = 4096
 
 
@@ -47,18 +88,45 @@ class CallError(Exception):
         self.code = code
 
 
+class Known:
+    """What is remembered of one GPU for as long as it answers and the session lasts.
+
+    ``static`` never changes meanwhile; ``slow`` maps a field to when it was asked (monotonic seconds) and its value.
+    """
+
+    __slots__ = ("slow", "static")
+
+    def __init__(self) -> None:
+        self.static: dict[str, Any] = {}
+        self.slow: dict[str, tuple[float, Any]] = {}
+
+
 class Worker:
     """An NVML session: opened when first needed, kept while it answers, opened again after it failed."""
 
-    def __init__(self, send: Callable[[Mapping[str, Any]], None], binding: Any, *, proc: str, dev: str) -> None:
+    def __init__(
+        self,
+        send: Callable[[Mapping[str, Any]], None],
+        binding: Any,
+        *,
+        proc: str,
+        dev: str,
+        slow_every: float = SLOW_EVERY,
+    ) -> None:
         """``send`` writes one line to the client; ``binding`` is the module ``pynvml``."""
         self._send = send
         self._nvml = binding
         self._proc = proc
         self._dev = dev
+        self._slow_every = slow_every
         self._open = False
         self._library: str | None = None
         self._fingerprint: tuple[Any, ...] | None = None
+        self._marked: tuple[str, int | None] | None = None
+        self._known: dict[int, Known] = {}
+        self._count: int | None = None
+        self._event_set: Any = None
+        self._watched: dict[int, tuple[int, str | None]] = {}
 
     def stale(self) -> str | None:
         """Tell the path of the loaded library if the file behind it is no longer the same, else None.
@@ -70,89 +138,213 @@ class Worker:
             return None
         return self._library
 
-    def round(self) -> dict[str, Any]:
-        """Ask everything once. Never raises.
+    def round(self, *, leave_out: Container[int] = (), retry: Sequence[int] = (), events: bool = True) -> None:
+        """Ask everything once and send it. Never raises what NVML or its binding does.
 
-        ``code`` is 0, or the NVML code of the system-level ``call`` that failed, with NVML's own ``words``.
-        ``loader`` is the dynamic loader's sentence when there is no usable library. Fields that could not
-        be read are None and named in ``errors`` with their code.
+        ``leave_out`` are GPUs that must not be touched, ``retry`` those to ask at the very end. ``events`` says
+        whether to listen for Xid events.
+
+        In the head ``code`` is 0, or the NVML code of the system-level ``call`` that failed, with NVML's own
+        ``words``. ``loader`` is the dynamic loader's sentence when there is no usable library. Fields that could
+        not be read are None and named in ``errors`` with their code.
         """
-        result: dict[str, Any] = {"code": 0, "call": None, "words": None, "loader": None, "count": None, "gpus": []}
+        self._marked = None
+        head = self._head()
+        self._send({"head": head})
+        codes: list[int | str] = []
+        if head["code"] == 0:
+            count = min(head["count"], _MAX_GPUS)
+            event_errors: dict[str, int | str] = {}
+            if events:
+                self._open_events(event_errors)
+            first = [index for index in range(count) if index not in leave_out and index not in retry]
+            codes += [self._send_gpu(index, events=events) for index in first]
+            # Before a GPU that may hang again: whatever it does, the events of this round are told.
+            self._send({"events": self._events(event_errors, events=events, answering=0 in codes)})
+            codes += [self._send_gpu(index, events=events) for index in retry if index < count]
+        self._send({"done": True})
+        # After the answer: closing may hang too.
+        if self._open and not (codes == [] and head["count"]) and 0 not in codes:
+            self._close()
+
+    def _head(self) -> dict[str, Any]:
+        head: dict[str, Any] = {"code": 0, "call": None, "words": None, "loader": None, "count": None}
         errors: dict[str, int | str] = {}
-        result["errors"] = errors
-        self._send({"at": "reading /proc/driver/nvidia"})
-        result["module_text"] = read_text(os.path.join(self._proc, "driver/nvidia/version"))
-        result["module_gpus"] = count_entries(os.path.join(self._proc, "driver/nvidia/gpus"))
+        head["errors"] = errors
+        self._mark("reading /proc/driver/nvidia")
+        head["module_text"] = read_text(os.path.join(self._proc, "driver/nvidia/version"))
+        head["module_gpus"] = count_entries(os.path.join(self._proc, "driver/nvidia/gpus"))
         try:
             if not self._open:
                 self._call("nvmlInit")
                 self._open = True
-            self._system(result, errors)
-            count = result["count"] = self._call("nvmlDeviceGetCount")
-            result["gpus"] = [self._gpu(index) for index in range(min(count, _MAX_GPUS))]
+            head["driver_version"] = self._field(errors, "nvmlSystemGetDriverVersion")
+            head["cuda_driver_version"] = self._field(errors, "nvmlSystemGetCudaDriverVersion")
+            count = head["count"] = self._call("nvmlDeviceGetCount")
+            if count != self._count:
+                # Another number of GPUs: an index may be another GPU than before.
+                self._known.clear()
+                self._count = count
         except CallError as error:
-            result |= {"code": error.code, "call": error.call, "words": str(error)}
-        if result["code"] == LIBRARY_NOT_FOUND:
-            result["loader"] = self._why_not_loaded()
+            head |= {"code": error.code, "call": error.call, "words": str(error)}
+        if head["code"] == LIBRARY_NOT_FOUND:
+            head["loader"] = self._why_not_loaded()
         else:
             self._remember_library()
-            result["nvml_version"] = self._field(errors, "nvmlSystemGetNVMLVersion")
-        result["library"] = self._library
-        # Last: it is the driver's own open routine and may block like any other call into it.
-        self._send({"at": "opening /dev/nvidiactl"})
-        result["device"] = open_device(os.path.join(self._dev, "nvidiactl"))
-        return result
+            head["nvml_version"] = self._field(errors, "nvmlSystemGetNVMLVersion")
+        head["library"] = self._library
+        # After init: it is the driver's own open routine and may block like any other call into it.
+        self._mark("opening /dev/nvidiactl")
+        head["device"] = open_device(os.path.join(self._dev, "nvidiactl"))
+        return head
 
-    def settle(self, result: Mapping[str, Any]) -> None:
+    def _close(self) -> None:
         """Close a session in which no GPU answers, so that the next round opens a new one.
 
         That is a session that died with its driver, and one that was opened before there were GPUs: NVML looks
-        for them only then. Called after the result is sent: closing may hang too.
+        for them only then.
         """
-        if self._open and all(gpu["code"] != 0 for gpu in result["gpus"]):
-            self._open = False
-            self._field({}, "nvmlShutdown")
+        self._open = False
+        self._known.clear()
+        self._forget_events()
+        self._field({}, "nvmlShutdown")
 
-    def _system(self, result: dict[str, Any], errors: dict[str, int | str]) -> None:
-        result["driver_version"] = self._field(errors, "nvmlSystemGetDriverVersion")
-        result["cuda_driver_version"] = self._field(errors, "nvmlSystemGetCudaDriverVersion")
+    # -- one GPU ----------------------------------------------------------------------------------
 
-    def _gpu(self, index: int) -> dict[str, Any]:
+    def _send_gpu(self, index: int, *, events: bool) -> int | str:
+        gpu = self._gpu(index, events=events)
+        self._send({"gpu": gpu})
+        code: int | str = gpu["code"]
+        if code != 0:
+            self._known.pop(index, None)
+        return code
+
+    def _gpu(self, index: int, *, events: bool) -> dict[str, Any]:
         """Everything about one GPU. ``code`` is 0, the code of its handle, or 15 from whichever call said so."""
-        errors: dict[str, int | str] = {}
-        gpu: dict[str, Any] = {"index": index, "code": 0, "words": None, "errors": errors}
+        gpu: dict[str, Any] = {"index": index, "code": 0, "words": None, "errors": {}}
         try:
             handle = self._call("nvmlDeviceGetHandleByIndex", index, gpu=index)
+            questions = Questions(self._nvml, self._call, handle, gpu, self._known.setdefault(index, Known()))
+            self._ask(questions)
         except CallError as error:
+            # A lost GPU is asked nothing more: each further call can take seconds, and none will be answered.
             return gpu | {"code": error.code, "words": str(error)}
+        if not questions.answered and gpu["errors"]:
+            # A handle is only a number; a GPU that answers nothing at all does not answer.
+            return gpu | {"code": next(iter(gpu["errors"].values())), "words": "no call was answered"}
+        if events:
+            self._watch(handle, gpu)
+        return gpu
+
+    def _ask(self, ask: Questions) -> None:
+        """Put every question to one GPU. Raises CallError when the GPU is lost."""
         nvml = self._nvml
-        sensor = getattr(nvml, "NVML_TEMPERATURE_GPU", 0)
+        every = self._slow_every
+        ask.static("uuid", "nvmlDeviceGetUUID", convert=str)
+        ask.static("name", "nvmlDeviceGetName", convert=str)
+        ask.static("compute_capability", "nvmlDeviceGetCudaComputeCapability", convert=list)
+        ask.static("pci_bus_id", "nvmlDeviceGetPciInfo", convert=lambda info: _text(info.busId), quiet=True)
+        ask.field("mig", "nvmlDeviceGetMigMode", convert=lambda modes: bool(modes[0]))
         # As nvidia-smi shows it: the versioned form keeps what the driver reserved for itself (615 MiB on an
         # H200) out of "used". Drivers before R510 have only the plain one, which counts it in.
-        memory_v2 = (nvml.nvmlMemory_v2,) if hasattr(nvml, "nvmlMemory_v2") else ()
-        fields: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]], ...] = (
-            ("uuid", "nvmlDeviceGetUUID", (), str),
-            ("name", "nvmlDeviceGetName", (), str),
-            ("compute_capability", "nvmlDeviceGetCudaComputeCapability", (), list),
-            ("mig", "nvmlDeviceGetMigMode", (), lambda modes: bool(modes[0])),
-            ("memory", "nvmlDeviceGetMemoryInfo", memory_v2, lambda memory: [int(memory.used), int(memory.total)]),
-            ("temperature", "nvmlDeviceGetTemperature", (sensor,), int),
-            ("power_mw", "nvmlDeviceGetPowerUsage", (), int),
-            ("utilization_percent", "nvmlDeviceGetUtilizationRates", (), lambda rates: int(rates.gpu)),
+        versions = [(nvml.nvmlMemory_v2,)] if hasattr(nvml, "nvmlMemory_v2") else []
+        ask.field(
+            "memory",
+            "nvmlDeviceGetMemoryInfo",
+            convert=lambda memory: [int(memory.used), int(memory.total)],
+            forms=[("nvmlDeviceGetMemoryInfo", arguments) for arguments in [*versions, ()]],
         )
-        for field, call, arguments, convert in fields:
-            value = self._field(errors, call, handle, *arguments, gpu=index)
-            if memory_v2 and arguments is memory_v2 and errors.get(call) in NO_SUCH_FORM:
-                del errors[call]
-                value = self._field(errors, call, handle, gpu=index)
-            gpu[field] = None if value is None else convert(value)
-            if errors.get(call) == GPU_IS_LOST:
-                # Each further call to a lost GPU can take seconds, and none will be answered.
-                return gpu | {"code": GPU_IS_LOST, "words": "GPU is lost"}
-        if len(errors) == len(fields):
-            # A handle is only a number; a GPU that answers nothing at all does not answer.
-            gpu |= {"code": errors["nvmlDeviceGetUUID"], "words": "no call was answered"}
-        return gpu
+        sensor = getattr(nvml, "NVML_TEMPERATURE_GPU", 0)
+        ask.field("temperature", "nvmlDeviceGetTemperature", sensor, convert=int)
+        ask.field("power_mw", "nvmlDeviceGetPowerUsage", convert=int)
+        ask.field("utilization_percent", "nvmlDeviceGetUtilizationRates", convert=lambda rates: int(rates.gpu))
+        # Volatile counters: since the driver was loaded. 0 is the first counter type, corrected the first kind.
+        ask.field("ecc_corrected", "nvmlDeviceGetTotalEccErrors", 0, 0, convert=int, quiet=True)
+        ask.field("ecc_uncorrected", "nvmlDeviceGetTotalEccErrors", 1, 0, convert=int, quiet=True)
+        ask.field("remapped_rows", "nvmlDeviceGetRemappedRows", convert=list, quiet=True)
+        action = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+        if action is not None:
+            ask.field("recovery_action", "nvmlDeviceGetFieldValues", [action], convert=recovery_action, quiet=True)
+        ask.field(
+            "clock_events",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            convert=lambda mask: [name for bit, name in CLOCK_EVENTS.items() if mask & bit],
+            forms=[("nvmlDeviceGetCurrentClocksEventReasons", ()), ("nvmlDeviceGetCurrentClocksThrottleReasons", ())],
+            no_such=NO_SUCH_CALL,
+            quiet=True,
+        )
+        ask.field("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", convert=int, quiet=True)
+        ask.field("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", convert=int, quiet=True)
+        ask.static("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration", convert=int, quiet=True)
+        ask.static("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth", convert=int, quiet=True)
+        ask.nvlinks(every)
+        ask.fabric()
+        if ask.gpu["mig"]:
+            ask.slow("mig_devices", every, ask.mig_devices)
+        else:
+            ask.known.slow.pop("mig_devices", None)
+        ask.static("virtualization", "nvmlDeviceGetVirtualizationMode", convert=int, quiet=True)
+        if ask.gpu["virtualization"] == VGPU_GUEST:
+            ask.slow("licensed", every, ask.licensed)
+
+    # -- Xid events -------------------------------------------------------------------------------
+
+    def _open_events(self, errors: dict[str, int | str]) -> None:
+        if self._event_set is None:
+            self._event_set = self._field(errors, "nvmlEventSetCreate")
+
+    def _watch(self, handle: Any, gpu: dict[str, Any]) -> None:
+        """Register a GPU's Xid events, once a session. A refusal is an error of that GPU and hides nothing else."""
+        index = gpu["index"]
+        if self._event_set is None or index in self._watched:
+            return
+        kind = getattr(self._nvml, "nvmlEventTypeXidCriticalError", 8)
+        errors: dict[str, int | str] = gpu["errors"]
+        self._field(errors, "nvmlDeviceRegisterEvents", handle, kind, self._event_set, gpu=index)
+        if "nvmlDeviceRegisterEvents" not in errors:
+            self._watched[index] = (_address(handle), gpu["uuid"])
+
+    def _events(self, errors: dict[str, int | str], *, events: bool, answering: bool) -> dict[str, Any]:
+        """Take the events that are waiting. ``watched`` is None where there is no GPU to listen to."""
+        xids: list[list[Any]] = []
+        if self._event_set is not None and events and self._watched:
+            try:
+                while len(xids) < _MAX_EVENTS:
+                    event = self._call("nvmlEventSetWait", self._event_set, 0)
+                    if (gpu := self._of_event(event.device)) is None:
+                        errors["nvmlEventSetWait"] = "unknown-gpu"
+                    else:
+                        xids.append([*gpu, int(event.eventData)])
+            except CallError as error:
+                if error.code != TIMEOUT:
+                    # One lost GPU can spoil the whole set: the next round makes another of those that answer.
+                    errors["nvmlEventSetWait"] = error.code
+                    self._forget_events()
+        watched = (bool(self._watched) if answering else None) if events else False
+        return {"watched": watched, "xids": xids, "errors": errors}
+
+    def _of_event(self, device: Any) -> tuple[int, str | None] | None:
+        """Find the GPU of an event by its handle: a GPU that fell off the bus no longer answers with its uuid."""
+        address = _address(device)
+        found = next(((index, uuid) for index, (own, uuid) in self._watched.items() if own == address), None)
+        if found is not None:
+            return found
+        uuid = self._field({}, "nvmlDeviceGetUUID", device)
+        return next(((index, uuid) for index, (_, own) in self._watched.items() if uuid and own == uuid), None)
+
+    def _forget_events(self) -> None:
+        event_set, self._event_set = self._event_set, None
+        self._watched.clear()
+        if event_set is not None:
+            self._field({}, "nvmlEventSetFree", event_set)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def _mark(self, call: str, gpu: int | None = None) -> None:
+        """Tell the client what may not return; the same call many times in a row is told once."""
+        if self._marked != (call, gpu):
+            self._marked = (call, gpu)
+            self._send({"at": call} if gpu is None else {"at": call, "gpu": gpu})
 
     def _field(self, errors: dict[str, int | str], call: str, *arguments: Any, gpu: int | None = None) -> Any:
         """Call a getter whose failure costs only itself: None then, with its code in ``errors``."""
@@ -164,7 +356,7 @@ class Worker:
 
     def _call(self, call: str, *arguments: Any, gpu: int | None = None) -> Any:
         """Call the binding. Raises CallError for whatever goes wrong in it."""
-        self._send({"at": call if gpu is None else f"{call} on GPU {gpu}"})
+        self._mark(call, gpu)
         try:
             return getattr(self._nvml, call)(*arguments)
         except self._nvml.NVMLError as error:
@@ -198,6 +390,200 @@ class Worker:
             self._library = mapped_library(read_text("/proc/self/maps", limit=4 * 1024 * 1024) or "")
             if self._library is not None:
                 self._fingerprint = library_fingerprint(self._library)
+
+
+class Questions:
+    """The questions of one round to one GPU: fills ``gpu`` field by field, and its ``errors``.
+
+    A field that could not be read is None. NotSupported is not an error of a ``quiet`` field: the GPU does not
+    have it. Everything raises CallError when a call says that the GPU is lost, else nothing.
+    """
+
+    __slots__ = ("_call", "_handle", "_nvml", "answered", "gpu", "known")
+
+    def __init__(self, nvml: Any, call: Callable[..., Any], handle: Any, gpu: dict[str, Any], known: Known) -> None:
+        """``call`` is `Worker._call`."""
+        self._nvml = nvml
+        self._call = call
+        self._handle = handle
+        self.gpu = gpu
+        self.known = known
+        self.answered = False
+        """Whether any call was, if only by "not supported"."""
+
+    def field(
+        self,
+        name: str,
+        call: str,
+        *arguments: Any,
+        convert: Callable[[Any], Any],
+        forms: Sequence[tuple[str, Sequence[Any]]] = (),
+        no_such: Container[int | str] = NO_SUCH_FORM,
+        quiet: bool = False,
+    ) -> None:
+        """Ask for one field. ``forms`` are calls and arguments to try in turn while one answers ``no_such``."""
+        self.gpu[name] = None
+        failure: CallError | None = None
+        for form, its_arguments in forms or ((call, arguments),):
+            try:
+                self.gpu[name] = convert(self._call(form, self._handle, *its_arguments, gpu=self.gpu["index"]))
+            except CallError as error:
+                failure = error
+                if error.code not in no_such:
+                    break
+            except UnicodeDecodeError:
+                failure = CallError(form, "undecodable", "the answer is not UTF-8 text")
+                break
+            else:
+                self.answered = True
+                return
+        if failure is not None:
+            self._refused(call, failure, quiet=quiet)
+
+    def static(self, name: str, call: str, *, convert: Callable[[Any], Any], quiet: bool = False) -> None:
+        """Ask for a field that never changes: not again once it was answered."""
+        if name in self.known.static:
+            self.gpu[name] = self.known.static[name]
+            return
+        self.field(name, call, convert=convert, quiet=quiet)
+        if self.gpu[name] is not None:
+            self.known.static[name] = self.gpu[name]
+
+    def slow(self, name: str, every: float, ask: Callable[[], Any]) -> None:
+        """Ask for a field anew every so many seconds, and show the last answer in between."""
+        kept = self.known.slow.get(name)
+        if kept is not None and time.monotonic() - kept[0] < every:
+            self.gpu[name] = kept[1]
+            return
+        self.gpu[name] = None
+        try:
+            self.gpu[name] = ask()
+        except CallError as error:
+            self._refused(error.call, error, quiet=True)
+            if error.code != NOT_SUPPORTED:
+                return  # asked again in the next round, so that its error stays visible
+        self.known.slow[name] = (time.monotonic(), self.gpu[name])
+
+    def nvlinks(self, every: float) -> None:
+        """Collect [link, whether it is up] of the links that the GPU supports; which those are is a slow fact."""
+        kept = self.known.slow.get("links")
+        fresh = kept is None or time.monotonic() - kept[0] >= every
+        links = range(getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", 18)) if kept is None or fresh else kept[1]
+        states: list[list[Any]] = []
+        self.gpu["nvlinks"] = None
+        for link in links:
+            try:
+                state = self._call("nvmlDeviceGetNvLinkState", self._handle, link, gpu=self.gpu["index"])
+            except CallError as error:
+                if error.code == INVALID_ARGUMENT and fresh:
+                    break
+                if error.code != NOT_SUPPORTED:
+                    self._refused(error.call, error, quiet=True)
+                    return
+                self.answered = True
+            else:
+                self.answered = True
+                states.append([link, bool(state)])
+        if fresh:
+            self.known.slow["links"] = (time.monotonic(), [link for link, _ in states])
+        self.gpu["nvlinks"] = states or None
+
+    def fabric(self) -> None:
+        """Ask for the state of the registration with the NVSwitch fabric, in the newest form that both sides know."""
+        import ctypes  # the binding has loaded it already
+
+        call = "nvmlDeviceGetGpuFabricInfo"
+        self.gpu["fabric"] = None
+        failure: CallError | None = None
+        for form, kind in ((call + "V", "c_nvmlGpuFabricInfo_v2_t"), (call, "c_nvmlGpuFabricInfo_t")):
+            structure = getattr(self._nvml, kind, None)
+            # Some releases of the binding lay the first form out wrongly: their answer would be read as another one.
+            if structure is None or (form == call and ctypes.sizeof(structure) != _FABRIC_V1_SIZE):
+                continue
+            info = structure()
+            try:
+                self._call(form, self._handle, ctypes.byref(info), gpu=self.gpu["index"])
+            except CallError as error:
+                failure = error
+                if error.code not in (*NO_SUCH_FORM, "not-in-binding"):
+                    break
+            else:
+                self.answered = True
+                self.gpu["fabric"] = fabric_state(int(info.state), int(info.status))
+                return
+        if failure is not None:
+            self._refused(call, failure, quiet=True)
+
+    def mig_devices(self) -> list[list[str | None]]:
+        """List [uuid, name] of the MIG devices. Their numbers have gaps. Raises CallError."""
+        index = self.gpu["index"]
+        count = int(self._call("nvmlDeviceGetMaxMigDeviceCount", self._handle, gpu=index))
+        found: list[list[str | None]] = []
+        for number in range(min(count, _MAX_MIG_DEVICES)):
+            try:
+                device = self._call("nvmlDeviceGetMigDeviceHandleByIndex", self._handle, number, gpu=index)
+            except CallError as error:
+                if error.code == NOT_FOUND:
+                    continue
+                raise
+            uuid = str(self._call("nvmlDeviceGetUUID", device, gpu=index))
+            try:
+                name = str(self._call("nvmlDeviceGetName", device, gpu=index))
+            except CallError as error:
+                if error.code == GPU_IS_LOST:
+                    raise
+                name = None
+            found.append([uuid, name])
+        return found
+
+    def licensed(self) -> bool | None:
+        """Tell whether any licence of a vGPU is in force; None where it needs none. Raises CallError."""
+        call = "nvmlDeviceGetGridLicensableFeatures"
+        found = self._call(call, self._handle, gpu=self.gpu["index"])
+        if not found.isGridLicenseSupported:
+            return None
+        features = list(found.gridLicensableFeatures)[: found.licensableFeaturesCount]
+        return any(feature.featureState != 0 for feature in features)
+
+    def _refused(self, call: str, error: CallError, *, quiet: bool) -> None:
+        if error.code == GPU_IS_LOST:
+            raise error
+        if error.code == NOT_SUPPORTED:
+            self.answered = True
+            if quiet:
+                return
+        self.gpu["errors"][call] = error.code
+
+
+def recovery_action(values: Any) -> str:
+    """Name the action in NVML's field value. Raises CallError with the code of the field."""
+    value = values[0]
+    code = int(value.nvmlReturn)
+    if code != 0:
+        # A driver that does not know the field calls its number invalid: that is "not supported" too.
+        code = NOT_SUPPORTED if code == INVALID_ARGUMENT else code
+        raise CallError("nvmlDeviceGetFieldValues", code, "the field was not answered")
+    number = int(value.value.uiVal)
+    return RECOVERY_ACTIONS[number] if number < len(RECOVERY_ACTIONS) else "other"
+
+
+def fabric_state(state: int, status: int) -> str | None:
+    """Name a state of the registration with the fabric; None for a number that is none."""
+    if state >= len(FABRIC_STATES):
+        return None
+    return "failed" if state == FABRIC_COMPLETED and status != 0 else FABRIC_STATES[state]
+
+
+def _address(handle: Any) -> int:
+    """Give the number behind a handle, by which two of them can be compared."""
+    import ctypes  # the binding has loaded it already
+
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _text(value: bytes | str) -> str:
+    """Text of a structure, which the binding's releases give as either."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def read_text(path: str, *, limit: int = _MAX_TEXT) -> str | None:
@@ -257,7 +643,7 @@ def load_binding(folder: str | None) -> Any:
     return importlib.import_module("pynvml")
 
 
-def serve(descriptor: int, *, binding: str | None, proc: str, dev: str) -> None:
+def serve(descriptor: int, *, binding: str | None, proc: str, dev: str, slow_every: float = SLOW_EVERY) -> None:
     """Answer requests on ``descriptor`` until the other side closes it."""
 
     def send(message: Mapping[str, Any]) -> None:
@@ -267,8 +653,9 @@ def serve(descriptor: int, *, binding: str | None, proc: str, dev: str) -> None:
 
     worker: Worker | None = None
     with os.fdopen(descriptor, "rb", closefd=False) as requests:
-        for request in requests:
-            if json.loads(request).get("op") != "round":
+        for line in requests:
+            request = json.loads(line)
+            if request.get("op") != "round":
                 continue
             if worker is None:
                 send({"at": "importing pynvml"})
@@ -278,23 +665,26 @@ def serve(descriptor: int, *, binding: str | None, proc: str, dev: str) -> None:
                 except Exception as error:  # noqa: BLE001 - a broken binding is an answer, not a crash
                     send({"unusable": f"{type(error).__name__}: {error}"[:300]})
                     continue
-                worker = Worker(send, module, proc=proc, dev=dev)
+                worker = Worker(send, module, proc=proc, dev=dev, slow_every=slow_every)
             if (path := worker.stale()) is not None:
                 send({"stale": path})
                 return
-            result = worker.round()
-            send({"result": result})
-            worker.settle(result)
+            worker.round(
+                leave_out=request.get("leave_out", ()),
+                retry=request.get("retry", ()),
+                events=request.get("events", True),
+            )
 
 
 def main(argv: list[str]) -> None:
-    """Parse the options by hand: argparse would cost this process a megabyte for five words."""
+    """Parse the options by hand: argparse would cost this process a megabyte for six words."""
     options = dict(zip(argv[::2], argv[1::2], strict=False))
     serve(
         int(options["--fd"]),
         binding=options.get("--binding"),
         proc=options.get("--proc", "/proc"),
         dev=options.get("--dev", "/dev"),
+        slow_every=float(options.get("--slow-every", SLOW_EVERY)),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sidecar.backends import PhaseBackend, phases
-from sidecar.model import Family, Finding, Phase, Probe, Result, Sample, World
+from sidecar.model import Family, Finding, Phase, Probe, Result, Sample, Skip, World
 from sidecar.services import Services
 
 
@@ -53,10 +53,16 @@ BACKEND: Final = Family(
 
 
 async def collect(services: Services) -> AttentionFacts:
-    """Read the backends from the server's information, else from its command line. Never raises."""
+    """Read the backends from the server's information, else from its command line.
+
+    Raises Skip where there is neither: then there is nothing to look at.
+    """
     target = await services.targets.find()
     info = await services.server.info(target)
-    return AttentionFacts(phases=phases(info, None if target.launch_source is None else target.launch))
+    launch = None if target.launch_source is None else target.launch
+    if info is None and launch is None:
+        raise Skip("there is neither a server's information nor a launch command to read the backends from")
+    return AttentionFacts(phases=phases(info, launch))
 
 
 def judge(_result: Result[AttentionFacts], _world: World) -> Iterable[Finding]:

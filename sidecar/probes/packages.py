@@ -105,6 +105,7 @@ PROBE: Probe[PackagesFacts] = Probe(
     title="Installed packages",
     interval=60.0,
     deadline=10.0,
+    backoff=True,
     collect=collect,
     judge=judge,
     samples=samples,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from sidecar.backends import PhaseState, phases, uses_flashinfer
 from sidecar.model import (
     Answer,
     ConditionType,
@@ -15,12 +14,10 @@ from sidecar.model import (
     Feature,
     Finding,
     Gate,
-    Outcome,
     Probe,
     Processes,
     Result,
     Sample,
-    Scope,
     ServerView,
     Severity,
     Status,
@@ -30,65 +27,31 @@ from sidecar.model import (
 from sidecar.offload import in_daemon_thread
 from sidecar.serverinfo import KEY_PROBLEMS, PROBLEMS, Problem, ServerInfo, ServerObservation, public_url
 from sidecar.services import Services
-from sidecar.target import PREFLIGHT
+from sidecar.target import PREFLIGHT, READ_SOURCES
 
 # -- facts ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSummary:
-    """What may be shown of a `Target`: no environment, no credentials in the URL.
-
-    ``environ_missing`` is the token that says why the server's environment cannot be read; None when it can.
-    """
-
-    url: str
-    url_source: str
-    scope: Scope
-    python: str | None
-    python_source: str
-    root: str | None
-    pid: int | None
-    create_time: float | None
-    launch: Mapping[str, Any]
-    launch_source: str | None
-    environ_missing: str | None
-    candidates: tuple[int, ...]
-    why: str
-
-
-def summarize(target: Target) -> TargetSummary:
-    """Leave out of a target what must not be shown."""
-    return TargetSummary(
-        url=public_url(target.url),
-        url_source=target.url_source,
-        scope=target.scope,
-        python=target.python,
-        python_source=target.python_source,
-        root=target.root,
-        pid=target.pid,
-        create_time=target.create_time,
-        launch=target.launch,
-        launch_source=target.launch_source,
-        environ_missing=None if target.environ is not None else target.environ_missing,
-        candidates=target.candidates,
-        why=target.why,
-    )
+def summarize(target: Target) -> Target:
+    """A target without what must not be shown: the environment, and credentials in the URL."""
+    return replace(target, url=public_url(target.url), environ=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
     """One round's picture of the server.
 
-    ``nvidia_present`` is whether an NVIDIA kernel module is loaded here: a server that resolved to another device
-    on such a machine may have lost its GPU.
+    ``target`` is summarized. ``every_process`` is whether each server's process would have been found: none can be
+    hidden, and no setting narrows the search. ``nvidia_present`` is whether an NVIDIA kernel module is loaded here: a
+    server that resolved to another device on such a machine may have lost its GPU.
     """
 
-    target: TargetSummary
+    target: Target
     observation: ServerObservation
     info: ServerInfo | None
     info_problem: Problem | None
     processes: Processes
+    every_process: bool
     nvidia_present: bool
 
 
@@ -100,6 +63,8 @@ class ServerState(StrEnum):
     UP = "up"
     STARTING = "starting"
     """Its process is there and its port is not open yet (a dead one looks the same until it exits)."""
+    ADDRESS_UNKNOWN = "address-unknown"
+    """Its process is there, and nothing listens at the address that was guessed: it may well serve elsewhere."""
     NOT_FOUND = "not-found"
     UNAUTHORIZED = "unauthorized"
     UNREACHABLE = "unreachable"
@@ -111,6 +76,7 @@ async def collect(services: Services) -> ServerFacts:
     observation = await services.server.observe(target)
     # After the observation, which tells whether what is remembered belongs to a server that is gone.
     info = await services.server.info(target)
+    narrowed = services.settings.server_pid is not None or services.settings.server_pattern is not None
     version_file = services.targets.proc / "driver" / "nvidia" / "version"
     return ServerFacts(
         target=summarize(target),
@@ -118,6 +84,7 @@ async def collect(services: Services) -> ServerFacts:
         info=info,
         info_problem=services.server.problem,
         processes=services.standing.processes,
+        every_process=services.standing.processes is Processes.SHARED and not narrowed,
         nvidia_present=await in_daemon_thread(version_file.exists),
     )
 
@@ -127,7 +94,9 @@ def state(facts: ServerFacts) -> ServerState:
     if facts.target.launch_source == PREFLIGHT:
         return ServerState.PREFLIGHT
     if facts.observation.answer is Answer.REFUSED:
-        return ServerState.NOT_FOUND if facts.target.pid is None else ServerState.STARTING
+        if facts.target.pid is None:
+            return ServerState.NOT_FOUND
+        return ServerState.STARTING if facts.target.url_source in READ_SOURCES else ServerState.ADDRESS_UNKNOWN
     problem = _problem(facts)
     if problem is None:
         return ServerState.UP
@@ -167,11 +136,10 @@ def view(facts: ServerFacts) -> ServerView:
 def _refusal_is_proof(facts: ServerFacts) -> bool:
     """Whether nobody listening means that no server runs, rather than that the address was a wrong guess."""
     target = facts.target
-    if target.url_source == "setting":
+    if target.url_source in READ_SOURCES:
         return True
-    if target.url_source == "command-line-other-network":
-        return False
-    return facts.processes is Processes.SHARED and not (target.candidates and target.pid is None)
+    # The process of a server is there, or may be: then it serves where nobody looked.
+    return target.pid is None and not target.candidates and facts.every_process
 
 
 def _features(facts: ServerFacts) -> Mapping[Feature, bool]:
@@ -180,7 +148,6 @@ def _features(facts: ServerFacts) -> Mapping[Feature, bool]:
         Feature.GPU: _uses_gpu(facts),
         Feature.FLASHINFER_MAMBA: _uses_flashinfer_mamba(facts.info, launch),
     }
-    features[Feature.FLASHINFER] = _uses_flashinfer(facts.info, launch, mamba=features[Feature.FLASHINFER_MAMBA])
     return {feature: used for feature, used in features.items() if used is not None}
 
 
@@ -206,15 +173,6 @@ def _uses_flashinfer_mamba(info: ServerInfo | None, launch: Mapping[str, Any] | 
     return bool(launch.get("mamba_backend") == "flashinfer")
 
 
-def _uses_flashinfer(info: ServerInfo | None, launch: Mapping[str, Any] | None, *, mamba: bool | None) -> bool | None:
-    backends = phases(info, launch)
-    if mamba or any(phase.backend is not None and uses_flashinfer(phase.backend) for phase in backends.values()):
-        return True
-    unknown = any(phase.state is PhaseState.UNKNOWN for phase in backends.values())
-    # A model without a known vision backend may still use FlashInfer there; flags alone leave more open.
-    return None if unknown or mamba is None else False
-
-
 # -- judgement --------------------------------------------------------------------------------------
 
 SERVER_NOT_FOUND: Final = ConditionType(
@@ -233,6 +191,11 @@ SERVER_NOT_FOUND: Final = ConditionType(
 _UNREACHABLE_REASONS: Final = {
     token: meaning for token, meaning in PROBLEMS.items() if token not in {*KEY_PROBLEMS, "refused"}
 }
+_UNKNOWN_REASONS: Final = {
+    "info-pending": "Unknown: the server answers, its information is still being fetched.",
+    "address-unknown": "Unknown: the server's process is there, and the only address to try is a guess where nothing"
+    " listens.",
+}
 _REMEDIES: Final = {
     "timeout": "See whether the server hangs; for one that is only busy, give the server probe a longer deadline.",
     "tls": "Name the certificate authority of the server with server_ca_file, or correct the scheme of server_url.",
@@ -242,6 +205,7 @@ _REMEDIES: Final = {
     "not-sglang": "Correct server_url: it must be the address of SGLang itself, not of a proxy or a router's page.",
     "too-large": "Correct server_url: it must be the address of SGLang itself, not of a proxy or a router's page.",
     "http-error": "Read the server's own log: it fails to describe itself.",
+    "key-withheld": "Name the server that the key is for with server_url.",
 }
 SERVER_UNREACHABLE: Final = ConditionType(
     code="server-unreachable",
@@ -250,7 +214,7 @@ SERVER_UNREACHABLE: Final = ConditionType(
     title="The server cannot be asked what it runs",
     when="The server's address does not answer in time, or what answers gives no SGLang server's information.",
     remedy="Check server_url and that the agent shares the server's network.",
-    reasons=_UNREACHABLE_REASONS | {"info-pending": "the server answers, its information is still being fetched"},
+    reasons=_UNREACHABLE_REASONS | _UNKNOWN_REASONS,
 )
 SERVER_UNAUTHORIZED: Final = ConditionType(
     code="server-unauthorized",
@@ -259,23 +223,16 @@ SERVER_UNAUTHORIZED: Final = ConditionType(
     title="The server wants a key that the agent does not have",
     when="The server answers 401 or 403 to the request for its information.",
     remedy="Mount the server's --api-key as a file and name that file with server_key_file.",
-    reasons={token: PROBLEMS[token] for token in sorted(KEY_PROBLEMS)},
+    reasons={token: PROBLEMS[token] for token in sorted(KEY_PROBLEMS)} | _UNKNOWN_REASONS,
 )
 CONDITIONS: Final = (SERVER_NOT_FOUND, SERVER_UNREACHABLE, SERVER_UNAUTHORIZED)
-_UNJUDGED: Final = {
-    Outcome.PENDING: "pending",
-    Outcome.TIMEOUT: "probe-timeout",
-    Outcome.CRASHED: "probe-crashed",
-    Outcome.ERROR: "probe-error",
-}
 
 
 def judge(result: Result[ServerFacts], _world: World) -> Iterable[Finding]:
     """Say of each condition whether it holds. A server that is starting, or a launch not done yet, is no fault."""
     facts = result.facts
     if facts is None:
-        reason = _UNJUDGED.get(result.outcome, "probe-error")
-        return [Finding(code=kind.code, status=Status.UNKNOWN, reason=reason) for kind in CONDITIONS]
+        return ()
     now = state(facts)
     findings = {kind.code: Finding(code=kind.code, status=Status.FALSE) for kind in CONDITIONS}
     problem = _problem(facts)
@@ -283,7 +240,11 @@ def judge(result: Result[ServerFacts], _world: World) -> Iterable[Finding]:
         findings[SERVER_NOT_FOUND.code] = _not_found(facts)
     elif now is ServerState.UNAUTHORIZED and problem is not None:
         findings[SERVER_UNAUTHORIZED.code] = Finding(
-            code=SERVER_UNAUTHORIZED.code, status=Status.TRUE, reason=problem.token, message=problem.sentence
+            code=SERVER_UNAUTHORIZED.code,
+            status=Status.TRUE,
+            reason=problem.token,
+            message=problem.sentence,
+            remedy=_REMEDIES.get(problem.token),
         )
     elif now is ServerState.UNREACHABLE and problem is not None:
         findings[SERVER_UNREACHABLE.code] = Finding(
@@ -295,8 +256,26 @@ def judge(result: Result[ServerFacts], _world: World) -> Iterable[Finding]:
         )
     elif now is ServerState.UP and facts.info is None and _serves_info(facts):
         for kind in (SERVER_UNREACHABLE, SERVER_UNAUTHORIZED):
-            findings[kind.code] = Finding(code=kind.code, status=Status.UNKNOWN, reason="info-pending")
+            findings[kind.code] = Finding(
+                code=kind.code,
+                status=Status.UNKNOWN,
+                reason="info-pending",
+                message="The server answers; its information is still being fetched.",
+            )
+    elif now is ServerState.ADDRESS_UNKNOWN:
+        for kind in (SERVER_UNREACHABLE, SERVER_UNAUTHORIZED):
+            findings[kind.code] = _address_unknown(kind, facts.target)
     return list(findings.values())
+
+
+def _address_unknown(kind: ConditionType, target: Target) -> Finding:
+    return Finding(
+        code=kind.code,
+        status=Status.UNKNOWN,
+        reason="address-unknown",
+        message=f"Process {target.pid} is a server, and nothing listens at {target.url}: that address is a guess.",
+        remedy="Wait until the server listens; if this stays, say where it does with server_url.",
+    )
 
 
 def _serves_info(facts: ServerFacts) -> bool:
@@ -345,10 +324,15 @@ STARTED: Final = Family(
 )
 
 
+def _up(facts: ServerFacts) -> bool | None:
+    """Whether the server answers; None also where a process serves at an address that nobody knows."""
+    return None if state(facts) is ServerState.ADDRESS_UNKNOWN else facts.observation.up
+
+
 def samples(facts: ServerFacts) -> Iterable[Sample]:
     """Whether it answers, what it is, since when it runs; each only where known."""
-    if facts.observation.up is not None:
-        yield Sample(UP.name, (), float(facts.observation.up))
+    if (up := _up(facts)) is not None:
+        yield Sample(UP.name, (), float(up))
     if (info := facts.info) is not None:
         known = (info.version, info.mamba_backend, info.tp_size, info.device)
         yield Sample(INFO.name, tuple("" if value is None else str(value) for value in known), 1)
@@ -414,7 +398,7 @@ def report(facts: ServerFacts) -> Mapping[str, ServerSection]:
     return {
         "server": ServerSection(
             state=state(facts).value,
-            up=facts.observation.up,
+            up=_up(facts),
             answer=None if facts.observation.answer is None else facts.observation.answer.value,
             ready=facts.observation.ready,
             url=target.url,

@@ -61,7 +61,7 @@ def settings(url: str, **changes: object) -> Settings:
 
 
 async def check(one: Settings, environ: Mapping[str, str], proc: Path) -> tuple[Snapshot, Agent]:
-    async with Agent.create(one, environ=environ, proc=proc) as agent:
+    async with Agent.create(one, once=True, environ=environ, proc=proc) as agent:
         return await agent.check(), agent
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.isolation import Isolation, Privilege, child_environment
+from sidecar.isolation import FLOOD, Isolation, Privilege, child_environment, server_environment
 
 RESULT = "import json, os, sys; fd = int(sys.argv[-1]); put = lambda o: os.write(fd, json.dumps(o).encode() + b'\\n')\n"
 
@@ -104,12 +104,84 @@ async def test_garbage_on_the_channel_is_counted_and_ignored(isolation: Isolatio
     assert report.garbage > 0
 
 
+@pytest.mark.parametrize(
+    "flood",
+    ["put({'stage': 'x'})", "os.write(fd, b'{' * 60000)"],
+    ids=["lines", "garbage"],
+)
+async def test_a_flood_on_the_result_channel_ends_the_child_and_leaves_the_loop_free(
+    isolation: Isolation, flood: str
+) -> None:
+    """A child that never stops sending is ended with a token; meanwhile the event loop serves others."""
+    lag = 0.0
+
+    async def measure() -> None:
+        nonlocal lag
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(0.01)
+            lag = max(lag, time.monotonic() - begun)
+
+    meter = asyncio.create_task(measure())
+    report = await isolation.run(python(f"\nwhile True: {flood}"), env=ENV, timeout=60)
+    meter.cancel()
+    assert report.stopped == FLOOD
+    assert report.killed
+    assert len(report.lines) < 3000
+    assert lag < 2
+
+
+async def test_variables_of_the_child_do_not_act_on_the_launcher(isolation: Isolation, tmp_path: Path) -> None:
+    """Code that a variable names runs in the child, with its lowered rights, and never before."""
+    (tmp_path / "libffi.so.8").write_text("not a library")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os; open({str(tmp_path / 'ran')!r}, 'a').write('%d\\n' % os.getuid())"
+    )
+    extra = {"LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(tmp_path), "LD_AUDIT": "/nonexistent.so"}
+    report = await isolation.run(python("put({'result': 1})"), env=child_environment(os.environ, extra), timeout=20)
+    assert report.exec_error is None
+    assert report.result == {"result": 1}
+    assert (tmp_path / "ran").read_text().count("\n") == 1
+
+
+async def test_a_child_that_closes_its_channel_and_stays_is_ended_by_us(isolation: Isolation) -> None:
+    """A SIGKILL of ours is told apart from one of the kernel's."""
+    code = "os.close(fd); import time; time.sleep(600)"
+    report = await isolation.run(python(code), env=ENV, timeout=60)
+    assert (report.exit_code, report.killed, report.timed_out) == (-9, True, False)
+    gone = await isolation.run(python("os.kill(os.getpid(), 9)"), env=ENV, timeout=60)
+    assert (gone.exit_code, gone.killed) == (-9, False)
+
+
+async def test_a_launch_that_fails_in_any_way_is_an_exec_error(isolation: Isolation) -> None:
+    """What goes wrong before the program runs is never taken for the program's own end."""
+    report = await isolation.run(python("put({'result': 1})"), env=ENV, timeout=20, privilege=Privilege(groups=(-1,)))
+    assert report.exec_error is not None
+    assert report.result is None
+
+
 async def test_endless_output_is_bounded(isolation: Isolation) -> None:
     """A child that prints for ever costs a bounded tail."""
     code = "import itertools\nfor _ in itertools.repeat(0, 20000): sys.stdout.write('x' * 100)\nput({'result': 3})"
     report = await isolation.run(python(code), env=ENV, timeout=60)
     assert report.result == {"result": 3}
     assert len(report.tail) <= 8192
+
+
+async def test_a_daemon_that_a_child_leaves_behind_is_ended_and_other_children_are_not(isolation: Isolation) -> None:
+    """A process that took a session of its own is found by its mark, once its parent is gone."""
+    stranger = await asyncio.create_subprocess_exec("sleep", "600")
+    code = (
+        "import subprocess; daemon = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+        "put({'result': daemon.pid})"
+    )
+    report = await isolation.run(python(code), env=ENV, timeout=20)
+    assert report.result is not None
+    daemon = report.result["result"]
+    assert await until(lambda: not alive(daemon))
+    assert alive(stranger.pid)
+    stranger.kill()
+    await stranger.wait()
 
 
 async def test_a_watch_can_stop_a_child(isolation: Isolation) -> None:
@@ -206,6 +278,20 @@ async def test_children_die_with_a_killed_agent(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     await process.wait()
     assert await until(lambda: not alive(pid))
+
+
+def test_of_a_servers_environment_only_what_can_matter_is_let_through() -> None:
+    """However a secret is named, it does not reach code that could quote it; what decides an import does."""
+    kept = {
+        "PATH": "/bin",
+        "PYTHONPATH": "/x",
+        "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
+        "FLASHINFER_CUDA_ARCH_LIST": "9.0",
+    }
+    secret = dict.fromkeys(
+        ("DB_URL", "MYSQL_PWD", "PGPASS", "SLACK_WEBHOOK", "HTTPS_PROXY", "SGLANG_API_KEY"), "marker"
+    )
+    assert server_environment(kept | secret | {"LD_AUDIT": "marker"}) == kept
 
 
 def test_a_childs_environment_has_no_secrets_and_no_hooks() -> None:

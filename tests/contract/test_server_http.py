@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -18,7 +19,7 @@ import msgspec
 import pytest
 
 from sidecar.config import Settings
-from sidecar.model import Answer, Feature, Placement, Processes, Scope, Standing, Target
+from sidecar.model import Answer, Feature, Phase, Placement, Processes, Scope, Skip, Standing, Target
 from sidecar.probes import attention, server
 from sidecar.serverinfo import KEY_PROBLEMS, PROBLEMS, ServerClient
 from sidecar.target import PREFLIGHT
@@ -81,7 +82,7 @@ class Services:
 
 
 def target(url: str, **more: Any) -> Target:
-    return Target(url=url, url_source="default", scope=Scope.SELF, **more)
+    return Target(**{"url": url, "url_source": "default", "scope": Scope.SELF} | more)
 
 
 Make = Callable[..., Services]
@@ -91,11 +92,11 @@ Make = Callable[..., Services]
 async def _make(tmp_path: Path) -> AsyncIterator[Make]:
     made: list[ServerClient] = []
 
-    def make(url: str, *, settings: Settings | None = None, **more: Any) -> Services:
+    def make(url: str, *, settings: Settings | None = None, proc: Path = Path("/proc"), **more: Any) -> Services:
         clock = Clock()
         # Generous where nothing is meant to time out: the machine that runs this may be busy.
         settings = settings or Settings(deadlines={"server": 30.0})
-        client = ServerClient(settings, clock)
+        client = ServerClient(settings, clock, proc=proc)
         made.append(client)
         return Services(settings, clock, Targets(target(url, **more), tmp_path), client)
 
@@ -224,6 +225,29 @@ async def test_a_preflight_asks_nobody(make: Make) -> None:
     assert view.features[Feature.FLASHINFER_MAMBA] is True
 
 
+async def test_attention_is_skipped_where_there_is_nothing_to_look_at(make: Make) -> None:
+    """With neither a server's answer nor flags the probe says that it did not look, instead of "ok"."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(Skip, match="neither"):
+            await collect_attention(make(url))
+        seen = await collect_attention(make(url, launch={"attention_backend": "fa3"}, launch_source=PREFLIGHT))
+    assert seen.phases[Phase.PREFILL].version == 3
+
+
+async def test_a_narrowed_search_is_told_from_a_whole_one(make: Make) -> None:
+    """A server that server_pid or server_pattern does not name may run unseen, as may one in hidden processes."""
+    shared = Standing(placement=Placement.HOST, placement_why="", processes=Processes.SHARED, processes_why="")
+    found = []
+    for settings in (Settings(), Settings(server_pid=7), Settings(server_pattern="x")):
+        services = make("http://127.0.0.1:9", settings=settings)
+        hidden = (await collect(services)).every_process
+        services.standing = shared
+        found.append((hidden, (await collect(services)).every_process))
+    assert found == [(False, True), (False, False), (False, False)]
+
+
 async def test_a_secondary_node_is_not_asked_for_information(make: Make) -> None:
     """Nodes of higher rank answer HTTP but have no information; that is no fault."""
     async with serve(FakeSglang(special=answering("", status=404))) as fake:
@@ -274,6 +298,69 @@ async def test_the_key_is_not_sent_where_it_is_not_needed(make: Make, tmp_path: 
     assert facts.info_problem is not None
     assert facts.info_problem.token == "not-sglang"
     assert fake.authorizations == [None, f"Bearer {MARKER}"]
+
+
+OURS, STRANGER = os.geteuid(), 54321
+
+
+def listening(proc: Path, port: int, uid: int) -> Path:
+    """A table of sockets in which one user listens on a port."""
+    (proc / "self/net").mkdir(parents=True)
+    (proc / "self/net/tcp").write_text(
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        f"   0: 00000000:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000 {uid:5}        0 77 1\n"
+    )
+    return proc
+
+
+@pytest.mark.parametrize(
+    ("found", "listener", "sent"),
+    [
+        ({"url_source": "command-line", "pid": 7, "uid": 0}, OURS, True),
+        ({"url_source": "command-line", "pid": 7, "uid": OURS}, OURS, True),
+        ({"url_source": "listening-socket", "pid": 7, "uid": OURS}, OURS, True),
+        ({"url_source": "default"}, 0, True),
+        ({"url_source": "setting", "pid": 7, "uid": STRANGER}, STRANGER, True),
+        ({"url_source": "command-line", "pid": 42, "uid": STRANGER}, STRANGER, True),
+        ({"url_source": "command-line", "pid": 7, "uid": STRANGER}, STRANGER, False),
+        ({"url_source": "command-line", "pid": 7, "uid": STRANGER}, OURS, False),
+        ({"url_source": "command-line", "pid": 7}, OURS, False),
+        ({"url_source": "command-line", "pid": 7, "uid": OURS}, STRANGER, False),
+        ({"url_source": "command-line", "pid": 42, "uid": OURS}, STRANGER, False),
+        ({"url_source": "command-line-incomplete", "pid": 7, "uid": OURS}, OURS, False),
+        ({"url_source": "command-line-other-network", "pid": 7, "uid": OURS}, OURS, False),
+        ({"url_source": "default", "pid": 7, "uid": OURS}, OURS, False),
+        ({"url_source": "default"}, STRANGER, False),
+        ({"url_source": "default"}, None, False),
+    ],
+)
+async def test_the_key_goes_only_to_the_server_it_is_for(
+    make: Make, tmp_path: Path, found: dict[str, Any], listener: int | None, sent: bool
+) -> None:
+    """A process can look like a server, and anybody can listen early: the key needs more than that."""
+    (tmp_path / "key").write_text(MARKER)
+    settings = Settings(server_key_file=str(tmp_path / "key"), server_pid=42, deadlines={"server": 30.0})
+    async with serve(FakeSglang(api_key=MARKER)) as fake:
+        port = int(fake.url.rpartition(":")[2])
+        proc = tmp_path if listener is None else listening(tmp_path, port, listener)
+        facts = await collect(make(fake.url, settings=settings, proc=proc, **found))
+    assert (f"Bearer {MARKER}" in fake.authorizations) is sent
+    assert (facts.info is not None) is sent
+    assert facts.info_problem is None if sent else facts.info_problem and facts.info_problem.token == "key-withheld"
+
+
+async def test_the_key_is_not_sent_to_a_name(make: Make, tmp_path: Path) -> None:
+    """A host on a command line that is no address of this machine, but a name, could lead anywhere: no key for it."""
+    (tmp_path / "key").write_text(MARKER)
+    settings = Settings(server_key_file=str(tmp_path / "key"), deadlines={"server": 30.0})
+    async with serve(FakeSglang(api_key=MARKER)) as fake:
+        # Not an address as such, but every resolver turns it into 127.0.0.1.
+        url = fake.url.replace("127.0.0.1", "0x7f.1")
+        facts = await collect(make(url, settings=settings, url_source="command-line", pid=7, uid=OURS))
+    assert facts.observation.status == 401
+    assert facts.info_problem is not None
+    assert facts.info_problem.token == "key-withheld"
+    assert set(fake.authorizations) == {None}
 
 
 # -- what is no server, or a broken one ---------------------------------------------------------------
@@ -488,4 +575,4 @@ async def test_every_problem_that_can_occur_is_declared() -> None:
     """Each token has a meaning, and each one that an operator sees belongs to a condition's closed set of reasons."""
     declared = set(server.SERVER_UNREACHABLE.reasons) | set(server.SERVER_UNAUTHORIZED.reasons) | {"refused"}
     assert set(PROBLEMS) <= declared
-    assert set(server.SERVER_UNAUTHORIZED.reasons) == set(KEY_PROBLEMS)
+    assert set(KEY_PROBLEMS) <= set(server.SERVER_UNAUTHORIZED.reasons)

@@ -14,7 +14,7 @@ import pytest
 
 from sidecar.environment import IMPORT_PROBE, STATIC_READER, TRACKED
 from tests.fakes.interpreters import available
-from tests.fakes.site import Site, good
+from tests.fakes.site import Site, driver_library, good, loader_cache, loader_config
 
 
 def read(interpreter: str, **spec: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_every_interpreter_reads_its_own(python: str, tmp_path: Path) -> None:
     result = read(site.python)
     assert result["distributions"] == {"flashinfer-python": "0.6.14"}
     assert result["site_dirs"] == [str(site.packages)]
-    assert result["torch"] == {"version": "2.11.0+cu130", "cuda": "13.0", "cuda_stated": True}
+    assert result["torch"] == {"version": "2.11.0+cu130", "cuda": "13.0", "cuda_stated": True, "hip": None}
     found = result["flashinfer"]
     assert (found["kind"], found["version"], found["mamba"]["state"]) == ("package", "0.6.14", "present")
     assert (found["mamba"]["symbol"], found["missing"]) == ("bound", [])
@@ -165,7 +165,9 @@ def test_fingerprint_stands_still(site: Site) -> None:
     first = read(site.python)["fingerprint"]
     subprocess.run([site.python, "-c", "import flashinfer"], check=True, env={"HOME": str(site.root)})
     assert list(site.packages.glob("flashinfer/__pycache__/*.pyc"))
-    assert read(site.python, known=first) == {"unchanged": True, "fingerprint": first}
+    again = read(site.python, known=first)
+    again.pop("libcuda")
+    assert again == {"unchanged": True, "fingerprint": first}
 
 
 def edit_in_place(site: Site) -> None:
@@ -314,3 +316,206 @@ def test_roots_that_cannot_be_read(tmp_path: Path) -> None:
     """A root that is missing or has no environment is a problem with a token, not a crash."""
     assert read(sys.executable, root=str(tmp_path / "nowhere"), python=None) == {"problem": "root-unreadable"}
     assert read(sys.executable, root=str(tmp_path), python=None) == {"problem": "no-environment"}
+
+
+# -- the CUDA driver's library --------------------------------------------------------------------------
+
+LIB = f"/usr/lib/{os.uname().machine}-linux-gnu"
+COMPAT = "/usr/local/cuda-13.0/compat"
+STUBS = "/usr/local/cuda/lib64/stubs"
+
+
+@pytest.fixture
+def root(tmp_path: Path, site: Site) -> Path:
+    """A root with that environment and the driver's own library where the container runtime mounts it."""
+    folder = tmp_path / "root"
+    assert site.root.is_relative_to(folder)
+    driver_library(folder, LIB)
+    return folder
+
+
+def found(site: Site, root: Path, path: str = "") -> list[tuple[str, str | None, str, str]]:
+    """(path, version, kind, where) of each libcuda.so.1 in the loader's order."""
+    libraries = in_root(site, root, environ={"LD_LIBRARY_PATH": path})["libcuda"]["found"]
+    return [(one["path"], one["version"], one["kind"], one["where"]) for one in libraries]
+
+
+OWN = (f"{LIB}/libcuda.so.1", "580.159.04", "driver", "default")
+
+
+def test_libcuda_in_a_default_folder(site: Site, root: Path) -> None:
+    """Without a cache or a variable the default folders are looked through, one file under two names once."""
+    (root / "lib").symlink_to("usr/lib")
+    assert [(version, kind, where) for _, version, kind, where in found(site, root)] == [OWN[1:]]
+
+
+def test_the_variable_comes_first(site: Site, root: Path) -> None:
+    """LD_LIBRARY_PATH beats cache and defaults; relative, empty and missing folders on it are passed over."""
+    driver_library(root, COMPAT, "580.95.05")
+    loader_cache(root, f"{LIB}/libcuda.so.1")
+    order = found(site, root, f"compat::/missing:{COMPAT};{LIB}")
+    assert order == [
+        (f"{COMPAT}/libcuda.so.1", "580.95.05", "compat", "LD_LIBRARY_PATH"),
+        (*OWN[:3], "LD_LIBRARY_PATH"),
+    ]
+
+
+@pytest.mark.parametrize("old_format", [False, True], ids=["new", "old-and-new"])
+def test_the_cache_keeps_its_order(site: Site, root: Path, old_format: bool) -> None:
+    """A compat folder that comes first in the cache shadows the driver's own (NVIDIA/nvidia-container-toolkit#1679)."""
+    driver_library(root, COMPAT, "580.95.05")
+    conf = "/etc/ld.so.conf.d/00-compat-1.conf"
+    loader_config(root, **{"00-compat-1": f"{COMPAT}\n", "x86": f"{LIB}\n"})
+    others = ("/usr/lib/libc.so.6", "/usr/lib/libcuda.so.10", f"{COMPAT}/libcuda.so.1", f"{LIB}/libcuda.so.1")
+    loader_cache(root, *others, old_format=old_format)
+    libraries = in_root(site, root)["libcuda"]["found"]
+    assert [(one["kind"], one["where"], one["conf"]) for one in libraries] == [
+        ("compat", "ld.so.cache", conf),
+        ("driver", "ld.so.cache", "/etc/ld.so.conf.d/x86.conf"),
+    ]
+
+
+def test_without_a_cache_the_configuration_counts(site: Site, root: Path) -> None:
+    """Folders come in the order of the included files' names, with comments, types and slashes taken off."""
+    driver_library(root, COMPAT, "580.95.05")
+    loader_config(root, b=f"{LIB}/ # the driver\n", a=f"# first\n\n  {COMPAT}=libc6\nhwcap 1 nosegneg\nrelative\n")
+    assert [place[2:] for place in found(site, root)] == [("compat", "ld.so.conf"), ("driver", "ld.so.conf")]
+
+
+def test_a_cached_file_that_is_gone_is_passed_over(site: Site, root: Path) -> None:
+    """What the cache names and nobody mounted does not count (NVIDIA/nvidia-docker#400)."""
+    loader_cache(root, f"{COMPAT}/libcuda.so.1")
+    assert found(site, root) == [OWN]
+
+
+def test_a_library_of_another_word_size_is_passed_over(site: Site, root: Path) -> None:
+    """The loader skips a 32-bit library and goes on; so does the reader."""
+    driver_library(root, "/usr/lib/i386-linux-gnu", "580.159.04", elf_class=1)
+    assert found(site, root, "/usr/lib/i386-linux-gnu") == [OWN]
+
+
+def test_a_stub_is_known_by_its_folder(site: Site, root: Path) -> None:
+    """A link in another folder that leads to a toolkit's stub is a stub (sgl-project/sglang#2584)."""
+    driver_library(root, STUBS, None)
+    (root / "opt/links").mkdir()
+    (root / "opt/links/libcuda.so.1").symlink_to(f"{STUBS}/libcuda.so")
+    assert found(site, root, "/opt/links") == [("/opt/links/libcuda.so.1", None, "stub", "LD_LIBRARY_PATH"), OWN]
+
+
+def test_installed_compat_packages(site: Site, root: Path) -> None:
+    """Forward-compatibility libraries are listed wherever CUDA, NVIDIA's containers and wheels put them."""
+    driver_library(root, COMPAT, "580.95.05")
+    driver_library(root, "/usr/local/cuda-12.9/compat/lib.real", "575.57.08")
+    inside = "/" + os.path.relpath(site.packages, root)
+    driver_library(root, f"{inside}/nvidia/cuda_compat/lib", "590.48.01")
+    (root / "usr/local/cuda").symlink_to("cuda-13.0")
+    versions = [one["version"] for one in in_root(site, root)["libcuda"]["compat"]]
+    assert sorted(versions) == ["575.57.08", "580.95.05", "590.48.01"]
+
+
+def test_resolution_stays_inside_the_root(site: Site, root: Path, tmp_path: Path) -> None:
+    """A link out of the root, and a variable that climbs out of it, lead to nothing outside."""
+    driver_library(tmp_path, "/outside", "111.11")
+    (root / "escape").symlink_to(tmp_path / "outside")
+    (root / "etc").mkdir()
+    (root / "etc/ld.so.conf").symlink_to(tmp_path / "outside.conf")
+    (tmp_path / "outside.conf").write_text("/outside\n")
+    assert found(site, root, f"/escape:/../../outside:{tmp_path}/outside") == [OWN]
+
+
+def test_libcuda_is_looked_up_again_for_an_unchanged_environment(site: Site, root: Path) -> None:
+    """The driver's files change beside the packages: each answer has them anew."""
+    first = in_root(site, root)
+    driver_library(root, COMPAT, "580.95.05")
+    again = in_root(site, root, known=first["fingerprint"], environ={"LD_LIBRARY_PATH": COMPAT})
+    assert again["unchanged"] is True
+    assert [one["version"] for one in again["libcuda"]["found"]] == ["580.95.05", "580.159.04"]
+
+
+def include_loop(etc: Path) -> None:
+    (etc / "ld.so.conf").write_text("include ld.so.conf.d/*.conf\ninclude /etc/ld.so.conf\n")
+    (etc / "ld.so.conf.d/a.conf").write_text("include /etc/ld.so.conf.d/*.conf ../etc/ld.so.conf\n/a\n")
+    (etc / "ld.so.conf.d/b.conf").symlink_to("b.conf")
+    (etc / "ld.so.conf.d/c").symlink_to("../ld.so.conf.d")
+    (etc / "ld.so.conf.d/d.conf").write_text("include c/c/c/c/*.conf c/*.conf\n")
+
+
+def pipes(etc: Path) -> None:
+    os.mkfifo(etc / "ld.so.conf.d/pipe.conf")
+    os.mkfifo(etc / "ld.so.cache")
+    (etc / "ld.so.conf").write_text("include ld.so.conf.d/*\n")
+
+
+def many_and_large(etc: Path) -> None:
+    (etc / "ld.so.conf").write_text("include ld.so.conf.d/*\n")
+    for index in range(300):
+        (etc / f"ld.so.conf.d/{index}").write_text("/nowhere\n" * 20_000)
+    with (etc / "ld.so.conf.d/sparse").open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def not_a_configuration(etc: Path) -> None:
+    (etc / "ld.so.conf").write_bytes(b"include [\xff*\ninclude\n/\x00\n/" + b"x" * 10_000 + b"\n\xff\xfe")
+    (etc / "ld.so.conf.d/dir.conf").mkdir()
+
+
+def lying_cache(etc: Path) -> None:
+    header = b"glibc-ld.so.cache1.1" + b"\xff" * 28
+    (etc / "ld.so.cache").write_bytes(header + b"\xff" * 24 * 1000)
+
+
+def cut_cache(etc: Path) -> None:
+    (etc / "ld.so.cache").write_bytes(b"ld.so-1.7.0\0glibc-ld.so.cache1.1\x01")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [include_loop, pipes, many_and_large, not_a_configuration, lying_cache, cut_cache],
+    ids=lambda spoil: spoil.__name__,
+)
+def test_a_hostile_loader_configuration_costs_only_itself(site: Site, root: Path, spoil: Any) -> None:
+    """Loops, pipes, endless and lying files of the loader neither hang nor fail the reading of the rest."""
+    (root / "etc/ld.so.conf.d").mkdir(parents=True)
+    spoil(root / "etc")
+    assert found(site, root) == [OWN]
+
+
+def hostile_pipe(folder: Path) -> None:
+    os.mkfifo(folder / "libcuda.so.1")
+
+
+def hostile_folder(folder: Path) -> None:
+    (folder / "libcuda.so.1").mkdir()
+
+
+def hostile_loop(folder: Path) -> None:
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.1")
+
+
+@pytest.mark.parametrize("spoil", [hostile_pipe, hostile_folder, hostile_loop], ids=lambda spoil: spoil.__name__)
+def test_what_is_no_file_is_no_library(site: Site, root: Path, spoil: Any) -> None:
+    """A pipe, a folder or a loop of that name is never opened and never found."""
+    (root / "bad").mkdir()
+    spoil(root / "bad")
+    assert found(site, root, "/bad") == [OWN]
+
+
+# -- torch and the kernel wheel -------------------------------------------------------------------------
+
+
+def test_the_kernel_wheels_builds(site: Site) -> None:
+    """Folders count that hold a build of the operations, whatever else lies there (sgl-project/sglang#18203)."""
+    assert read(site.python)["kernel"] == {"kind": "absent", "folders": [], "plain": False}
+    site.kernel("sm100", "sm90", plain=True)
+    site.write("sgl_kernel/sm75/README")
+    site.write("sgl_kernel/smart/common_ops.abi3.so")
+    assert read(site.python)["kernel"] == {"kind": "package", "folders": ["sm100", "sm90"], "plain": True}
+
+
+def test_torch_for_amd_is_told_apart(site: Site) -> None:
+    """A build for AMD states no CUDA and a HIP version."""
+    site.write(
+        "torch/version.py", "__version__ = '2.9.1+rocm6.4'\ncuda: Optional[str] = None\nhip = '6.4.43482-0f2d'\n"
+    )
+    torch = read(site.python)["torch"]
+    assert (torch["cuda"], torch["cuda_stated"], torch["hip"]) == (None, True, "6.4.43482-0f2d")

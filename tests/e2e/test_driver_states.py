@@ -153,7 +153,7 @@ def test_a_driver_that_hangs(tmp_path: Path, fake_library: Path, closed_port: st
         code, seconds = served.stop()
         assert code == 0
         assert seconds < 2
-        assert [pid for pid in kids if Path(f"/proc/{pid}").exists() and _running(pid)] == []
+        assert [pid for pid in kids if agent.running(pid)] == []
 
 
 def test_a_driver_that_hangs_from_the_start_and_comes_back(
@@ -170,13 +170,6 @@ def test_a_driver_that_hangs_from_the_start_and_comes_back(
         scenario.set({"nvmlDeviceGetCount": None})
         served.until("condition_active", 0, code="driver-hung")
         served.until("nvml_up", 1)
-
-
-def _running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_logs_are_one_json_object_a_line_and_only_transitions(

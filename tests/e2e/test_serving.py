@@ -20,6 +20,7 @@ import pytest
 from tests.fakes import agent
 from tests.fakes.nvml import Scenario, build
 from tests.fakes.sglang import MARKER, FakeSglang, answering, capture, endless, hundred_megabytes, serve
+from tests.fakes.site import good
 
 
 @pytest.fixture(scope="session")
@@ -248,3 +249,62 @@ def test_the_json_of_check_is_the_report(tmp_path: Path, fake_library: Path) -> 
     Scenario(tmp_path / "scenario").set({"nvmlInit": 9})
     assert agent.run("check", "--no-import", "--placement", "host", env=env).returncode == 2
     assert agent.run("check", "--no-import", "--placement", "host", "--fail-on", "critical", env=env).returncode == 2
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    """Without stdin, stdout and stderr it runs all the same, and a check's status is its own."""
+    port = free_port()
+    shell = " ".join(agent.command("serve", "--listen", f"127.0.0.1:{port}")) + " <&- >&- 2>&-"
+    served = subprocess.Popen(["sh", "-c", "exec " + shell], env=agent.environment())
+    try:
+        end = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(OSError):
+                assert urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=2).read() == b"ok\n"
+                break
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        served.terminate()
+        assert served.wait(10) == 0
+    shell = " ".join(agent.command("explain")) + " >/dev/full"
+    full = subprocess.run(["sh", "-c", shell], env=agent.environment(), capture_output=True, text=True, check=False)
+    assert full.returncode == 70
+    assert full.stderr.count("\n") == 1
+    shell = " ".join(agent.command("check", "--no-import", "--format", "json")) + " 2>&-"
+    quiet = subprocess.run(["sh", "-c", shell], env=agent.environment(), capture_output=True, text=True, check=False)
+    assert json.loads(quiet.stdout)["verdict"]
+
+
+def test_a_slow_import_loses_no_verdict(tmp_path: Path, fake_library: Path) -> None:
+    """A check waits for an import longer than facts live in a running agent, and keeps what it found first."""
+    scenario = Scenario(tmp_path / "scenario", gpus=1)
+    scenario.set({"nvmlInit": 9})
+    site = good(tmp_path / "venv")
+    site.flashinfer(mamba="import time; time.sleep(4)\ndef selective_state_update(): pass\n")
+    arguments = ("--placement", "host", "--server-python", site.python, "--intervals", "driver=0.5",
+                 "--deadlines", "driver=1")  # fmt: skip
+    checked = agent.run("check", *arguments, env=scenario.environ(fake_library))
+    assert checked.returncode == 2
+    assert checked.stdout.startswith("critical: driver-not-loaded")
+
+
+def test_a_check_that_is_stopped_leaves_nothing(tmp_path: Path, fake_library: Path) -> None:
+    """SIGTERM during an import ends its child and removes its folder."""
+    site = good(tmp_path / "venv")
+    site.flashinfer(mamba="import time; time.sleep(600)")
+    (tmp_path / "tmp").mkdir()
+    env = Scenario(tmp_path / "scenario", gpus=1).environ(fake_library) | {"TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen(
+        agent.command("check", "--server-python", site.python), env=agent.environment(env), stdout=subprocess.DEVNULL
+    )
+    end = time.monotonic() + 20
+    while not list((tmp_path / "tmp").iterdir()):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    time.sleep(0.5)
+    children = agent.children(process.pid)
+    process.terminate()
+    assert process.wait(10) == 130
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert [pid for pid in children if agent.running(pid)] == []

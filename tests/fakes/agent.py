@@ -158,3 +158,11 @@ def children(pid: int) -> list[int]:
         frontier = {child for child, parent in parents.items() if parent in frontier}
         found.extend(frontier)
     return found
+
+
+def running(pid: int) -> bool:
+    """True for a process that exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

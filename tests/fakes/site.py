@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import struct
 import sys
 import time
 from pathlib import Path
@@ -149,6 +150,14 @@ class Site:
         self.write(f"{module}/_build_meta.py", f'__version__ = "{version}"\n')
         self.dist(name, version)
 
+    def kernel(self, *folders: str, plain: bool = False) -> None:
+        """A kernel wheel with a build of its operations in each of these folders, and one beside them."""
+        self.write("sgl_kernel/__init__.py")
+        for folder in folders:
+            self.write(f"sgl_kernel/{folder}/common_ops.abi3.so", "binary")
+        if plain:
+            self.write("sgl_kernel/common_ops.abi3.so", "binary")
+
     def target(self, **changes: object) -> Target:
         """This environment as a server's, with an environment of its own that can be seen."""
         values: dict[str, object] = {
@@ -174,3 +183,44 @@ def version_of(python: str) -> str:
     """'3.11' for an interpreter, by the name that its real path ends in or else this interpreter's own."""
     name = os.path.basename(os.path.realpath(python))
     return name[6:] if name[6:].count(".") == 1 else f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def driver_library(root: Path, folder: str, version: str | None = "580.159.04", *, elf_class: int = 2) -> str:
+    """A libcuda.so.1 in a folder under ``root`` as packages install it: a link to a name with the version.
+
+    ``elf_class`` is 2 for 64 bit and 1 for 32 bit. Returns its path inside the root.
+    """
+    inside = root / folder.lstrip("/")
+    inside.mkdir(parents=True, exist_ok=True)
+    real = "libcuda.so" if version is None else f"libcuda.so.{version}"
+    (inside / real).write_bytes(b"\x7fELF" + bytes([elf_class, 1, 1]) + bytes(57))
+    (inside / "libcuda.so.1").symlink_to(real)
+    return f"{folder}/libcuda.so.1"
+
+
+def loader_cache(root: Path, *paths: str, old_format: bool = False) -> None:
+    """An ld.so.cache that lists libraries by their paths in this order, as ldconfig writes it."""
+    strings = b""
+    entries = b""
+    start = 48 + 24 * len(paths)
+    for path in paths:
+        name = os.path.basename(path).encode() + b"\0"
+        where = start + len(strings)
+        strings += name + path.encode() + b"\0"
+        entries += struct.pack("=iIIIQ", 0x0303, where, where + len(name), 0, 0)
+    data = struct.pack("=20sIIBxxxIIII", b"glibc-ld.so.cache1.1", len(paths), len(strings), 2, 0, 0, 0, 0)
+    data += entries + strings
+    if old_format:
+        # Older releases put the older format in front, padded to eight bytes.
+        data = b"ld.so-1.7.0\0" + struct.pack("=I", 1) + struct.pack("=iII", 3, 0, 5) + bytes(4) + data
+    (root / "etc").mkdir(parents=True, exist_ok=True)
+    (root / "etc/ld.so.cache").write_bytes(data)
+
+
+def loader_config(root: Path, **files: str) -> None:
+    """The loader's configuration: an ld.so.conf that includes its folder, and there a file for each argument."""
+    folder = root / "etc/ld.so.conf.d"
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+    for name, text in files.items():
+        (folder / f"{name}.conf").write_text(text)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -423,6 +424,22 @@ async def test_an_import_that_nears_the_limit_is_ended(isolation: Isolation, tmp
     assert (await of(environment, tmp_path, code)).outcome is ImportOutcome.INSUFFICIENT_MEMORY
 
 
+async def test_a_flood_of_results_says_nothing_about_the_server(environment: Environment, tmp_path: Path) -> None:
+    """An import that floods the private channel is ended, and is neither a success nor a fault."""
+    code = """
+import glob, os
+for entry in os.listdir("/proc/self/fd"):
+    try:
+        if os.readlink("/proc/self/fd/" + entry).startswith("socket:") and int(entry) > 2:
+            while True:
+                os.write(int(entry), b'{"stage": "again"}\\n' * 100)
+    except OSError:
+        pass
+"""
+    evidence = await of(environment, tmp_path, code)
+    assert (evidence.outcome, evidence.reason) == (ImportOutcome.NOT_ALLOWED, "flood")
+
+
 # -- rights ---------------------------------------------------------------------------------------------------------
 
 NOBODY = 65534
@@ -482,9 +499,15 @@ async def test_without_the_right_to_lower_itself_nothing_is_imported(isolation: 
     proc = fake_proc(tmp_path, NOBODY, "0000000000000000")
     environment = Environment(isolation, RealClock(), Settings(), placement=Placement.CONTAINER, proc=proc)
     site = good(tmp_path / "venv")
+    os.unlink(site.python)
+    interpreter = Path(site.python)
+    interpreter.write_text(f'#!/bin/sh\ntouch {tmp_path}/executed\nexec {sys.executable} "$@"\n')
+    interpreter.chmod(0o755)
     target = site.target(pid=77)
     facts = await environment.read(target)
     assert facts.flashinfer.kind == "package"
+    # Its owner would have been given root by our running it, were it only to read.
+    assert not (tmp_path / "executed").exists()
     evidence = environment.import_evidence(facts, target)
     assert evidence is not None
     assert (evidence.outcome, evidence.reason) == (ImportOutcome.NOT_ALLOWED, "privilege")

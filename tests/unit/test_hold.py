@@ -9,14 +9,25 @@ from sidecar.model import Status
 from tests.builders import finding
 
 
-def published(statuses: list[bool | None], *, final_at: int | None = None, same_round: bool = False) -> list[Status]:
+def published(
+    statuses: list[bool | None],
+    *,
+    final_at: int | None = None,
+    same_round: bool = False,
+    failed: tuple[int, ...] = (),
+) -> list[Status]:
     """The published status after each round, with a hold of 2 bad and 3 good rounds."""
     track: Track | None = None
     seen = []
     for number, status in enumerate(statuses):
         round_ = 1 if same_round else number
         track = settle(
-            track, finding("a", status, final=number == final_at), hold=(2, 3), round_=round_, now=float(number)
+            track,
+            finding("a", status, final=number == final_at),
+            hold=(2, 3),
+            round_=round_,
+            informative=number not in failed,
+            now=float(number),
         )
         seen.append(track.finding.status)
     return seen
@@ -53,9 +64,14 @@ def test_looking_twice_at_one_round_counts_once() -> None:
     assert published([False, True, True, True], same_round=True) == [F, F, F, F]
 
 
+def test_a_failed_round_confirms_nothing() -> None:
+    """A round that brought no facts leaves those of the last one in place; one bad observation stays one."""
+    assert published([False, True, True, True], failed=(2,)) == [F, F, F, T]
+
+
 def test_since_is_the_time_of_the_published_change() -> None:
     """Since stays while the status stays, whatever reason it carries."""
-    first = settle(None, finding("a", True, reason="x"), hold=(1, 1), round_=1, now=1.0)
-    second = settle(first, finding("a", True, reason="y"), hold=(1, 1), round_=2, now=2.0)
+    first = settle(None, finding("a", True, reason="x"), hold=(1, 1), round_=1, informative=True, now=1.0)
+    second = settle(first, finding("a", True, reason="y"), hold=(1, 1), round_=2, informative=True, now=2.0)
     assert (second.since, second.finding.reason) == (1.0, "y")
-    assert settle(second, finding("a", False), hold=(1, 1), round_=3, now=3.0).since == 3.0
+    assert settle(second, finding("a", False), hold=(1, 1), round_=3, informative=True, now=3.0).since == 3.0

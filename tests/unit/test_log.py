@@ -250,3 +250,19 @@ def test_stdout_stays_empty_and_stderr_is_json_in_a_real_process() -> None:
     events = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.stdout == ""
     assert [event["level"] for event in events] == ["info", "error", "warning", "error"]
+
+
+def test_what_a_library_repeats_is_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """A flood of one message is one line, and the next line says how many were withheld."""
+    stream = io.StringIO()
+    configure("json", "info", stream)
+    library = logging.getLogger("some.library")
+    records = [
+        library.makeRecord("some.library", logging.ERROR, "", 0, "cannot accept %d", (n,), None) for n in range(500)
+    ]
+    for number, record in enumerate(records):
+        record.created = 1000.0 + (0 if number < 499 else 61)
+        library.handle(record)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["cannot accept 0", "cannot accept 499"]
+    assert lines[1]["withheld"] == 498

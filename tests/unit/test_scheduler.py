@@ -20,8 +20,6 @@ def make(clock: FakeClock, probes: list[Probe[Any]], publish: Callable[[Attempt[
         services=None,  # type: ignore[arg-type]  # these probes use nothing
         publish=publish,
         clock=clock,
-        intervals={p.name: p.interval for p in probes},
-        deadlines={p.name: p.deadline for p in probes},
         rng=lambda: 0.5,
     )
 

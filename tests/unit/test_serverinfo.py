@@ -43,6 +43,8 @@ def test_recorded_answers_are_read_and_their_key_dropped(name: str) -> None:
         nnodes=1,
         node_rank=0,
         base_gpu_id=0,
+        gpu_id_step=1,
+        enable_dp_attention=False,
         page_size=info.page_size if isinstance(info, ServerInfo) else None,
         kv_cache_dtype="auto",
         enable_mamba_cache_stochastic_rounding=False,

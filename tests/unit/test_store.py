@@ -34,12 +34,30 @@ def test_facts_live_three_intervals_and_a_deadline(clock: FakeClock) -> None:
     """A stale result decays to unknown, never to healthy."""
     store = make(clock, probe("driver", condition("a")))
     store.publish(attempt("driver", {"a": False}))
-    assert store.next_expiry() == EPOCH + 35
+    assert store.next_expiry() == clock.monotonic() + 35
     clock.now = EPOCH + 34.9
     assert store.refresh().conditions["a"].status is Status.FALSE
     clock.now = EPOCH + 35
     assert store.refresh().conditions["a"].status is Status.UNKNOWN
     assert store.next_expiry() is None
+
+
+def test_a_step_of_the_wall_clock_ages_nothing() -> None:
+    """Facts live by the monotonic clock: a clock set an hour ahead or back changes no verdict."""
+
+    class Stepped(FakeClock):
+        step = 0.0
+
+        def time(self) -> float:
+            return self.now + self.step
+
+    clock = Stepped()
+    store = make(clock, probe("driver", condition("a")))
+    store.publish(attempt("driver", {"a": True}))
+    for clock.step in (3600.0, -3600.0):
+        assert store.refresh().conditions["a"].status is Status.TRUE
+    clock.now += 35
+    assert store.refresh().conditions["a"].status is Status.UNKNOWN
 
 
 def test_a_failed_round_keeps_the_facts_of_the_last_good_one(clock: FakeClock) -> None:

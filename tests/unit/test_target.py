@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +55,10 @@ class Machine:
         exe: str = "/usr/bin/python3.12",
         maps: str = "",
         state: str = "S",
+        uids: Sequence[int] | None = None,
+        listens: Sequence[str] = (),
     ) -> None:
+        """Add a process; ``listens`` holds the addresses, as the kernel writes them, on which it listens."""
         folder = self.proc / str(pid)
         (folder / "ns").mkdir(parents=True)
         (folder / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in argv))
@@ -67,6 +72,22 @@ class Machine:
         (folder / "root").symlink_to(root)
         (folder / "exe").symlink_to(exe)
         (folder / "maps").write_text(maps)
+        if uids is not None:
+            (folder / "status").write_text("Name:\tpy\nUid:\t" + "\t".join(map(str, uids)) + "\nGid:\t0\t0\t0\t0\n")
+        (folder / "fd").mkdir()
+        for number, inode in enumerate(range(1000 * pid, 1000 * pid + len(listens))):
+            (folder / "fd" / str(number)).symlink_to(f"socket:[{inode}]")
+        (folder / "fd" / "9").symlink_to("pipe:[7]")
+        (folder / "net").mkdir()
+        rows = [f" 0: {address} 00000000:0000 0A 0:0 0:0 0 0 0 {1000 * pid + n} 1" for n, address in enumerate(listens)]
+        # Somebody else's listener, and a connection of this process.
+        rows += [
+            " 1: 00000000:0016 00000000:0000 0A 0:0 0:0 0 0 0 1 1",
+            f" 2: 0100007F:1F91 0:0 01 0:0 0:0 0 0 0 {pid}",
+        ]
+        for name, size in (("tcp", 8), ("tcp6", 32)):
+            mine = [row for row in rows if len(row.split()[1].partition(":")[0]) == size]
+            (folder / "net" / name).write_text("\n".join(["  sl  local_address ...", *mine]) + "\n")
 
     def python(self, path: str, *packages: str, base: Path | None = None) -> None:
         """Put an interpreter with installed packages where a path says, here or under another root."""
@@ -163,6 +184,90 @@ async def test_an_address_in_another_network_is_marked(machine: Machine) -> None
     assert (await machine.find()).url_source == "command-line-other-network"
 
 
+UNREAD = ("--config", "/etc/sglang.yaml")
+"""Flags that leave the rest of them in a file which is not read."""
+LOOPBACK, ANY, ANY6 = "0100007F:1F90", "00000000:1F90", f"{'0' * 32}:1F90"
+"""Port 8080 on three addresses."""
+
+
+@pytest.mark.parametrize(
+    ("argv", "listens", "url"),
+    [
+        ((*MODULE, *UNREAD), [LOOPBACK], "http://127.0.0.1:8080"),
+        ((*MODULE, *UNREAD), [ANY], "http://127.0.0.1:8080"),
+        ((*MODULE, *UNREAD), [ANY6], "http://[::1]:8080"),
+        ((*MODULE, *UNREAD), [ANY, ANY6], "http://127.0.0.1:8080"),
+        ((*MODULE, *UNREAD), ["0301010A:1F90"], "http://10.1.1.3:8080"),
+        ((*MODULE, *UNREAD, "--port", "8080"), [ANY, "00000000:2345"], "http://127.0.0.1:8080"),
+        (("sglang::http_server/tokenizer_manager   ", ""), [ANY], "http://127.0.0.1:8080"),
+        (("/srv/env/bin/python", "my_engine.py", "--port", "1"), [ANY], "http://127.0.0.1:8080"),
+    ],
+)
+async def test_a_port_that_no_flag_tells_is_seen_where_the_process_listens(
+    machine: Machine, argv: Sequence[str], listens: list[str], url: str
+) -> None:
+    """Flags in a file, a renamed process, an embedded engine: the one port that it listens on is its address."""
+    machine.process(100, argv, listens=listens)
+    target = await machine.find(Settings(server_pid=100))
+    assert (target.url, target.url_source) == (url, "listening-socket")
+
+
+@pytest.mark.parametrize(
+    ("argv", "listens", "url", "source"),
+    [
+        ((*MODULE, *UNREAD), [], "http://127.0.0.1:30000", "command-line-incomplete"),
+        ((*MODULE, *UNREAD), [ANY, "00000000:2345"], "http://127.0.0.1:30000", "command-line-incomplete"),
+        ((*MODULE, *UNREAD, "--port", "9000"), [ANY], "http://127.0.0.1:9000", "command-line-incomplete"),
+        ((*MODULE, *UNREAD, "--host", "10.1.1.3"), [], "http://10.1.1.3:30000", "command-line-incomplete"),
+        ((*MODULE, "--host", "x@elsewhere/?"), [], "http://127.0.0.1:30000", "command-line-incomplete"),
+        ((*MODULE, "--port", "0"), [], "http://127.0.0.1:30000", "command-line-incomplete"),
+        (("sglang::http_server/tokenizer_manager   ", ""), [], "http://127.0.0.1:30000", "default"),
+        (("/srv/env/bin/python", "my_engine.py", "--port", "1"), [], "http://127.0.0.1:30000", "default"),
+    ],
+)
+async def test_an_address_that_nothing_tells_is_marked_as_a_guess(
+    machine: Machine, argv: Sequence[str], listens: list[str], url: str, source: str
+) -> None:
+    """Where neither flags nor sockets settle host and port, the address is tried, and says that it is a guess."""
+    machine.process(100, argv, listens=listens)
+    target = await machine.find(Settings(server_pid=100))
+    assert (target.url, target.url_source) == (url, source)
+
+
+@pytest.mark.parametrize("flags", [("--port", "8080", "--host", "0.0.0.0"), (*UNREAD, "--port", "1", "--host", "h")])
+async def test_an_address_in_the_flags_needs_no_socket(machine: Machine, flags: tuple[str, ...]) -> None:
+    """Host and port on the command line are the address, whatever else the process listens on."""
+    machine.process(100, (*MODULE, *flags), listens=["00000000:2345"])
+    assert (await machine.find()).url_source == "command-line"
+
+
+async def test_sockets_in_another_network_are_not_ours(machine: Machine) -> None:
+    """The port on which a server listens in another network namespace is not reached here."""
+    machine.process(100, (*MODULE, *UNREAD), listens=[ANY], namespaces={"net": "net:[2]"})
+    assert (await machine.find()).url_source == "command-line-incomplete"
+
+
+async def test_sockets_that_may_not_be_read_leave_a_guess(machine: Machine) -> None:
+    """Without the right to see a process's file descriptors its address is a guess."""
+    machine.process(100, (*MODULE, *UNREAD), listens=[ANY])
+    for link in (machine.proc / "100/fd").iterdir():
+        link.unlink()
+    (machine.proc / "100/fd").rmdir()
+    assert (await machine.find()).url_source == "command-line-incomplete"
+
+
+@pytest.mark.parametrize(
+    ("uids", "uid"),
+    [((1000,) * 4, 1000), ((0,) * 4, 0), ((1000, 0, 0, 0), None), ((0, 0, 1000, 0), None), (None, None)],
+)
+async def test_a_process_has_a_user_only_where_all_its_ids_agree(
+    machine: Machine, uids: tuple[int, ...] | None, uid: int | None
+) -> None:
+    """A set-uid program runs as root with a command line that another user chose: it is not root's."""
+    machine.process(100, MODULE, uids=uids)
+    assert (await machine.find()).uid == uid
+
+
 async def test_recorded_processes_lead_to_their_main_one(machine: Machine) -> None:
     """Of a real server's processes only the main one is the server, although its children are renamed.
 
@@ -209,15 +314,24 @@ async def test_several_servers_are_listed_and_none_is_chosen(machine: Machine) -
     [
         Settings(server_pid=200),
         Settings(server_url="http://127.0.0.1:30002", explicit=frozenset({"server_url"})),
+        Settings(server_url="http://127.0.0.1:8080", explicit=frozenset({"server_url"})),
         Settings(server_pattern="port 30002"),
     ],
-    ids=["pid", "url", "pattern"],
+    ids=["pid", "url", "socket", "pattern"],
 )
 async def test_one_of_several_servers_is_chosen_by_hand(machine: Machine, settings: Settings) -> None:
     """server_pid, the port of server_url and server_pattern each choose among several servers."""
     machine.process(100, (*MODULE, "--port", "30001"))
-    machine.process(200, (*MODULE, "--port", "30002"))
+    machine.process(200, (*MODULE, *(UNREAD if "8080" in settings.server_url else ("--port", "30002"))), listens=[ANY])
     assert (await machine.find(settings)).pid == 200
+
+
+async def test_a_guessed_port_chooses_no_server(machine: Machine) -> None:
+    """A server whose port is in a file is not taken for the one at SGLang's default port."""
+    machine.process(100, (*MODULE, *UNREAD))
+    machine.process(200, (*MODULE, "--port", "30002"))
+    settings = Settings(server_url="http://127.0.0.1:30000", explicit=frozenset({"server_url"}))
+    assert (await machine.find(settings)).candidates == (100, 200)
 
 
 async def test_a_pattern_finds_an_embedded_engine(machine: Machine) -> None:
@@ -317,6 +431,53 @@ async def test_another_containers_files_are_read_through_its_root(machine: Machi
     assert target.python == "/srv/env/bin/python"
 
 
+@pytest.mark.parametrize(
+    ("argv0", "more", "found"),
+    [
+        ("/srv/env/bin/python", {}, ("/srv/env/bin/python", "argv0")),
+        (
+            "python3",
+            {"maps": "7f00-7f01 r-xp 0 00:01 5 /srv/env/lib/python3.10/site-packages/torch/x.so\n"},
+            ("/srv/env/bin/python3", "maps"),
+        ),
+        (
+            "python3",
+            {"environ": {"VIRTUAL_ENV": "/v", "PATH": "/v/bin:/usr/bin"}},
+            ("/v/bin/python", "virtual-env"),
+        ),
+        ("python3", {"environ": {"VIRTUAL_ENV": "/v"}}, ("/v/bin/python", "virtual-env")),
+        ("python3", {"environ": {"VIRTUAL_ENV": "/v", "PATH": "/usr/bin"}}, ("/usr/bin/python3.12", "exe")),
+        ("python3", {"environ": {"PATH": "/conda/bin:/usr/bin"}, "exe": "/conda/bin/python3.11"}, None),
+        ("python3", {"environ": {"PATH": "/v/bin:/usr/bin"}}, (None, "left-to-reader")),
+        ("python3", {}, (None, "left-to-reader")),
+    ],
+)
+async def test_nothing_below_a_foreign_root_is_looked_at_here(
+    machine: Machine, argv0: str, more: dict[str, Any], found: tuple[str | None, str] | None
+) -> None:
+    """Names settle the interpreter or the reader has to: a path in there may block, or lead out of that root.
+
+    The root leads nowhere: whoever looked below it would find nothing.
+    """
+    namespaces = {"mnt": "mnt:[2]"}
+    machine.process(100, (argv0, *MODULE[1:]), namespaces=namespaces, root=str(machine.base / "gone"), **more)
+    target = await machine.find()
+    assert (target.root, target.scope) == (str(machine.proc / "100/root"), Scope.SERVER)
+    assert (target.python, target.python_source) == (found or ("/conda/bin/python3.11", "exe"))
+
+
+async def test_in_the_same_image_the_servers_search_path_finds_its_interpreter(machine: Machine) -> None:
+    """`python3` of a server in the same image is the first one on its PATH that this image has."""
+    namespaces = {"mnt": "mnt:[2]"}
+    machine.process(
+        100, ("python3", *MODULE[1:]), namespaces=namespaces, root="/", environ={"PATH": "/none:/srv/env/bin:/usr/bin"}
+    )
+    machine.python("/usr/bin/python3", "sglang")
+    machine.python("/srv/env/bin/python3", "sglang")
+    target = await machine.find()
+    assert (target.root, target.scope, target.python) == (None, Scope.IMAGE, "/srv/env/bin/python3")
+
+
 async def test_the_same_image_allows_its_interpreter_to_be_used(machine: Machine) -> None:
     """When our own image has the server's interpreter and packages at the same path, they are used as image facts."""
     foreign(machine)
@@ -383,12 +544,25 @@ def test_an_unreadable_process_leaves_its_environment_unknown() -> None:
 # -- no server in sight -----------------------------------------------------------------------------
 
 
-async def test_hidden_processes_are_not_searched(machine: Machine) -> None:
-    """Without a shared process namespace nothing is looked for, and the reason is said.
+async def test_a_server_that_is_seen_counts_although_others_may_be_hidden(machine: Machine) -> None:
+    """Not every process being visible does not make less of the one that is."""
+    machine.process(100, MODULE)
+    target = await machine.find(processes=Processes.HIDDEN)
+    assert (target.pid, target.url_source) == (100, "command-line")
+
+
+async def test_processes_said_to_be_hidden_are_not_searched(machine: Machine) -> None:
+    """A configuration that says that the processes are hidden is obeyed."""
+    machine.process(100, MODULE)
+    target = await machine.find(Settings(processes=Processes.HIDDEN), processes=Processes.HIDDEN)
+    assert (target.pid, target.environ_missing) == (None, "processes-hidden")
+
+
+async def test_hidden_processes_are_said_to_be(machine: Machine) -> None:
+    """Where no server is seen and its processes may be hidden, the reason is said.
 
     joe-elliott/netcore-kubernetes-profiling#2
     """
-    machine.process(100, MODULE)
     target = await machine.find(processes=Processes.HIDDEN)
     assert (target.pid, target.environ_missing, target.scope) == (None, "processes-hidden", Scope.SELF)
     assert "hidden: it is so" in target.why
@@ -555,25 +729,87 @@ def test_each_sign_of_a_container_counts(machine: Machine) -> None:
     assert place(machine, settings=Settings(placement=Placement.HOST)) is Placement.HOST
 
 
+def processes(
+    machine: Machine,
+    *,
+    pid: int = 9,
+    chain: Sequence[int] = (0,),
+    first: str = "bash",
+    second: str | None = None,
+    kubernetes: bool = False,
+    control_group: str | None = None,
+    mount: str | None = None,
+    placement: Placement | None = Placement.CONTAINER,
+) -> Processes:
+    """Whether processes are shared, seen from ``pid``, whose parents are the ``chain``, beside process 1."""
+    machine.process(1, (first,), parent=0, namespaces={"mnt": mount} if mount else None)
+    (machine.proc / "1/comm").write_text(f"{first}\n")
+    if mount is None:  # another user's: its namespaces may not be read
+        for link in (machine.proc / "1/ns").iterdir():
+            link.unlink()
+    if control_group is not None:
+        (machine.proc / "1/cgroup").write_text(control_group)
+        (machine.proc / str(SELF) / "cgroup").write_text("0::/\n")
+    if second is not None:
+        machine.process(2, (), parent=0)
+        (machine.proc / "2/comm").write_text(f"{second}\n")
+    for member, parent in itertools.pairwise(chain):
+        if member > 1:
+            machine.process(member, ("sh",), parent=parent)
+    standing = stand(
+        Settings(placement=placement),
+        proc=machine.proc,
+        environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"} if kubernetes else {},
+        filesystem=machine.files,
+        pid=pid,
+        parent=chain[0],
+    )
+    assert standing.processes_why
+    return standing.processes
+
+
 @pytest.mark.parametrize(
-    ("pid", "parent", "first", "expected"),
+    ("given", "expected"),
     [
-        (1, 0, "python", Processes.HIDDEN),
-        (7, 1, "tini", Processes.HIDDEN),
-        (7, 1, "python3", Processes.SHARED),
-        (7, 0, "pause", Processes.SHARED),
-        (9, 7, "tini", Processes.SHARED),
+        ({"pid": 1}, Processes.HIDDEN),
+        ({"chain": (1, 0), "first": "tini"}, Processes.HIDDEN),
+        ({"chain": (1, 0), "first": "bash", "kubernetes": True}, Processes.HIDDEN),
+        ({"chain": (20, 1, 0), "first": "supervisord", "kubernetes": True}, Processes.HIDDEN),
+        ({"chain": (20, 1, 0), "first": "supervisord", "control_group": "0::/kubepods/x\n"}, Processes.HIDDEN),
+        ({"chain": (20, 0), "mount": "mnt:[1]", "kubernetes": True}, Processes.HIDDEN),
+        ({"chain": (0,), "control_group": "0::/\n", "kubernetes": True}, Processes.HIDDEN),
+        ({"chain": (0,), "kubernetes": True}, Processes.HIDDEN),
+        ({"chain": (0,), "mount": "mnt:[2]", "kubernetes": True}, Processes.SHARED),
+        ({"chain": (0,), "control_group": "0::/../cri-1.scope\n", "kubernetes": True}, Processes.SHARED),
+        ({"chain": (0,), "first": "pause", "kubernetes": True}, Processes.SHARED),
+        ({"chain": (1, 0), "first": "pause", "kubernetes": True}, Processes.SHARED),
+        ({"chain": (20, 1, 0), "first": "systemd", "second": "kthreadd", "kubernetes": True}, Processes.SHARED),
+        ({"chain": (20, 1, 0), "first": "bash"}, Processes.SHARED),
+        ({"chain": (1, 0), "first": "bash", "kubernetes": True, "placement": Placement.HOST}, Processes.SHARED),
+    ],
+    ids=[
+        "number-1",
+        "init-shim",
+        "entry-point",
+        "supervisor",
+        "supervisor-by-control-group",
+        "exec-same-files",
+        "exec-same-group",
+        "exec-untold",
+        "pod-shared-by-files",
+        "pod-shared-by-group",
+        "pod-shared-by-pause",
+        "orphan-of-a-shared-pod",
+        "host-pid",
+        "development-container",
+        "host",
     ],
 )
-def test_a_container_of_our_own_hides_the_server(
-    machine: Machine, pid: int, parent: int, first: str, expected: Processes
+def test_in_a_pod_a_container_of_our_own_hides_the_server(
+    machine: Machine, given: dict[str, Any], expected: Processes
 ) -> None:
-    """Processes are hidden when number 1 is the agent or the init shim that started it.
+    """In a pod processes are shared when number 1 is not this container's own; elsewhere all run beside the agent.
 
     iovisor/kubectl-trace#16
     """
-    (machine.files / ".dockerenv").touch()
-    (machine.proc / "1").mkdir()
-    (machine.proc / "1" / "comm").write_text(first + "\n")
-    standing = stand(Settings(), proc=machine.proc, environ={}, filesystem=machine.files, pid=pid, parent=parent)
-    assert (standing.processes, bool(standing.processes_why)) == (expected, True)
+    assert processes(machine, **given) is expected

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sidecar.backends import PhaseState, implementation, phases, uses_flashinfer
+from sidecar.backends import PhaseState, implementation, phases
 from sidecar.model import Phase, Placement, Processes, Result, Sample, ServerView, Standing, World
 from sidecar.probes.attention import PROBE, AttentionFacts
 from sidecar.serverinfo import ServerInfo
@@ -46,13 +46,6 @@ def test_a_backends_name_decides_the_version(backend: str, state: PhaseState, ve
     sgl-project/sglang#22028
     """
     assert implementation(backend) == (state, version)
-
-
-@pytest.mark.parametrize("backend", ["flashinfer", "trtllm_mha", "trtllm_mla", "cutedsl_mla"])
-def test_backends_that_come_with_flashinfer(backend: str) -> None:
-    """These backends run FlashInfer's kernels, whatever their name."""
-    assert uses_flashinfer(backend)
-    assert not uses_flashinfer("fa3")
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,15 @@ from sidecar.model import (
     Status,
     World,
 )
-from sidecar.nvml.reading import GpuReading, NvmlReading
-from sidecar.probes.driver import CONDITIONS, FAMILIES, PROBE, DriverSection, GpuSection, identity, report, samples
+from sidecar.nvml.reading import NvmlReading
+from sidecar.probes.driver import CONDITIONS, PROBE, health, identity, presence, report
+from sidecar.probes.driver.sections import DriverSection, GpuSection
+from tests.gpus import facts, gpu, reading
 
 NOW = 1_750_000_100.0
 HOST, CONTAINER = Placement.HOST, Placement.CONTAINER
 CODES = {kind.code: kind for kind in CONDITIONS}
+GPU_CODES = {kind.code for kind in (*presence.CONDITIONS, *health.CONDITIONS)}
 NAMES = {
     4: "Insufficient Permissions",
     9: "Driver Not Loaded",
@@ -40,40 +43,7 @@ NAMES = {
     18: "RM has detected an NVML/RM version mismatch.",
     999: "Unknown Error",
 }
-
-
-def gpu(index: int, **more: Any) -> GpuReading:
-    values: dict[str, Any] = {
-        "code": 0,
-        "uuid": f"GPU-{index}",
-        "name": "NVIDIA H200",
-        "compute_capability": "9.0",
-        "mig": False,
-        "memory_used": 644939776,
-        "memory_total": 150754820096,
-        "temperature": 38,
-        "power": 78.786,
-        "utilization": 0.25,
-    }
-    return GpuReading(index=index, **(values | more))
-
-
-HEALTHY = NvmlReading(
-    code=0,
-    driver_version="580.159.04",
-    nvml_version="13.580.159.04",
-    cuda_driver_version="13.0",
-    library="/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.159.04",
-    library_version="580.159.04",
-    count=2,
-    gpus=(gpu(0), gpu(1)),
-    module_present=True,
-    module_version="580.159.04",
-    module_flavour="open",
-    module_gpus=2,
-    device_present=True,
-    device_refused=False,
-)
+HEALTHY = reading()
 
 
 def failed(code: int, *, module: bool = True, **more: Any) -> NvmlReading:
@@ -106,13 +76,15 @@ def world(placement: Placement) -> World:
 
 
 def judged(
-    facts: NvmlReading | None, placement: Placement = HOST, outcome: Outcome = Outcome.OK, **more: Any
+    one: NvmlReading | None, placement: Placement = HOST, outcome: Outcome = Outcome.OK, **more: Any
 ) -> Mapping[str, Finding]:
-    result: Result[NvmlReading] = Result(probe="driver", outcome=outcome, facts=facts, **more)
+    """Judge a reading of which nothing is remembered."""
+    known = None if one is None else facts(one, highest=len(one.gpus))
+    result = Result(probe="driver", outcome=outcome, facts=known, **more)
     findings = list(PROBE.judge(result, world(placement)))
     found = {finding.code: finding for finding in findings}
     assert len(found) == len(findings)
-    assert set(found) == set(CODES)
+    assert set(found) == (set() if known is None and outcome is not Outcome.TIMEOUT else set(CODES))
     for finding in findings:
         if finding.status is not Status.FALSE:
             assert finding.reason in CODES[finding.code].reasons
@@ -175,13 +147,12 @@ def test_one_cause(
     Cases 1, 2, 8, 9, 10: pando85/homelab#4110, NVIDIA/nvidia-docker#1730, GoogleCloudPlatform/
     compute-gpu-installation#18, NVIDIA/k8s-device-plugin#440, bottlerocket-os/bottlerocket#3718.
     """
-    facts = failed(code, module=module, **more)
-    found = judged(facts, placement)
+    found = judged(failed(code, module=module, **more), placement)
     cause, reason = expected
     assert active(found) == {cause: reason}
     assert found[cause].final is (code in (9, 12, 15, 18))
     assert str(code) in " ".join((found[cause].message, *found[cause].evidence))
-    assert found["gpu-lost"].status is Status.UNKNOWN
+    assert {found[code].status for code in GPU_CODES} == {Status.UNKNOWN}
 
 
 @pytest.mark.parametrize("placement", list(Placement))
@@ -214,14 +185,14 @@ def test_what_comes_before_the_cause_is_fine() -> None:
     """A driver that is not loaded proves that the library is there; whether versions agree is not known."""
     found = judged(failed(9, module=False))
     assert found["nvml-library-missing"].status is Status.FALSE
-    assert unknown(found) == {"driver-library-mismatch": "not-reached", "gpu-lost": "not-reached"}
+    assert unknown(found) == dict.fromkeys({"driver-library-mismatch", *GPU_CODES}, "not-reached")
 
 
 def test_no_gpu_in_a_container() -> None:
     """NVML that shows none of the node's GPUs to a container is lack of access, not lack of GPUs."""
     found = judged(replace(HEALTHY, count=0, gpus=()), CONTAINER)
     assert active(found) == {"sidecar-gpu-access": "no-gpus"}
-    assert unknown(found) == {"gpu-lost": "no-gpu-access"}
+    assert unknown(found) == dict.fromkeys(GPU_CODES, "no-gpu-access")
     assert "0 of the 2 GPUs" in found["sidecar-gpu-access"].message
 
 
@@ -229,17 +200,19 @@ def test_no_gpu_in_a_container() -> None:
     ("placement", "listed"), [(HOST, 2), (CONTAINER, 0), (CONTAINER, None)], ids=["host", "none-listed", "no-proc"]
 )
 def test_no_gpu_elsewhere(placement: Placement, listed: int | None) -> None:
-    """No visible GPU is not lack of access on a host, nor where /proc lists none."""
-    assert active(judged(replace(HEALTHY, count=0, gpus=(), module_gpus=listed), placement)) == {}
+    """No visible GPU is not lack of access on a host, nor where /proc lists none; single GPUs cannot be judged."""
+    found = judged(replace(HEALTHY, count=0, gpus=(), module_gpus=listed), placement)
+    assert active(found) == {}
+    assert unknown(found) == dict.fromkeys(GPU_CODES, "no-gpu")
 
 
 def test_mismatch_names_both_versions() -> None:
     """Both versions are in the message, also where NVML itself did not complain (case 1: oddmario's guide #4)."""
-    for facts in (
+    for one in (
         failed(18, module_version="570.124.04", library_version="570.124.06"),
         replace(HEALTHY, module_version="570.124.04", library_version="570.124.06"),
     ):
-        finding = judged(facts)["driver-library-mismatch"]
+        finding = judged(one)["driver-library-mismatch"]
         assert finding.status is Status.TRUE
         assert "570.124.04" in finding.message
         assert "570.124.06" in finding.message
@@ -259,33 +232,6 @@ def test_access_lost_while_the_session_lives() -> None:
     found = judged(replace(HEALTHY, device_refused=True), CONTAINER)
     assert active(found) == {"device-access-lost": "revoked"}
     assert "still works" in found["device-access-lost"].message
-
-
-def test_lost_gpu() -> None:
-    """A lost GPU is named, at once, as a warning that gates nothing while the server's GPUs are not known.
-
-    Cases 3 and 10: NVIDIA/open-gpu-kernel-modules#1151, NVIDIA/k8s-device-plugin#605.
-    """
-    finding = judged(replace(HEALTHY, gpus=(gpu(0), gpu(1, code=15, words="GPU is lost"))))["gpu-lost"]
-    assert (finding.status, finding.reason, finding.final) == (Status.TRUE, "lost", True)
-    assert (finding.severity, finding.gate) == (Severity.WARNING, Gate.NEVER)
-    assert finding.gpus == (("1", "GPU-1"),)
-    assert "GPU-1" in finding.message
-    assert (CODES["gpu-lost"].severity, CODES["gpu-lost"].gate) == (Severity.CRITICAL, Gate.SERVING)
-
-
-@pytest.mark.parametrize("code", [2, 4, 16, 999, "binding-error"])
-def test_unreachable_gpu(code: int | str) -> None:
-    """A GPU that cannot be addressed is unreachable, with the code in the message, and takes effect with hold."""
-    finding = judged(replace(HEALTHY, gpus=(gpu(0, code=code, uuid=None), gpu(1))))["gpu-lost"]
-    assert (finding.reason, finding.final, finding.gpus) == ("unreachable", False, (("0", ""),))
-    assert str(code) in finding.message
-
-
-def test_field_errors_are_no_fault() -> None:
-    """Values that a GPU in MIG mode refuses make no condition (case 7: NVIDIA/nvidia-container-toolkit#842)."""
-    parent = gpu(0, mig=True, memory_used=None, memory_total=None, errors={"nvmlDeviceGetMemoryInfo": 4})
-    assert active(judged(replace(HEALTHY, gpus=(parent, gpu(1))))) == {}
 
 
 def test_remedy_names_the_version() -> None:
@@ -322,7 +268,7 @@ def test_hung() -> None:
     message = found["driver-hung"].message
     assert "nvmlDeviceGetCount" in message
     assert "2025-06-15T15:06:50Z, 90 s ago" in message
-    assert found["driver-hung"].final is False
+    assert (found["driver-hung"].final, found["driver-hung"].from_outcome) == (False, True)
 
 
 def test_hung_with_living_facts() -> None:
@@ -339,13 +285,10 @@ def test_hung_beyond_killing() -> None:
     assert "cannot be killed" in finding.message
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason"),
-    [(Outcome.PENDING, "pending"), (Outcome.CRASHED, "probe-crashed"), (Outcome.ERROR, "probe-error")],
-)
-def test_without_facts_everything_is_unknown(outcome: Outcome, reason: str) -> None:
-    """A probe that has no facts judges nothing, and says why."""
-    assert unknown(judged(None, outcome=outcome)) == dict.fromkeys(CODES, reason)
+@pytest.mark.parametrize("outcome", [Outcome.PENDING, Outcome.CRASHED, Outcome.ERROR, Outcome.OK])
+def test_without_facts_nothing_is_said(outcome: Outcome) -> None:
+    """A probe that has no facts leaves every condition to the judge, who says why it is unknown."""
+    assert judged(None, outcome=outcome) == {}
 
 
 def test_a_crash_does_not_outweigh_living_facts() -> None:
@@ -367,6 +310,19 @@ DECLARED = {
     "nvml-init-failed": (Severity.CRITICAL, Gate.LAUNCH),
     "driver-hung": (Severity.CRITICAL, Gate.NEVER),
     "gpu-lost": (Severity.CRITICAL, Gate.SERVING),
+    "gpu-missing": (Severity.CRITICAL, Gate.SERVING),
+    "row-remap-failed": (Severity.CRITICAL, Gate.NEVER),
+    "xid-critical": (Severity.CRITICAL, Gate.NEVER),
+    "gpu-recovery-required": (Severity.CRITICAL, Gate.NEVER),
+    "ecc-uncorrected": (Severity.CRITICAL, Gate.NEVER),
+    "row-remap-pending": (Severity.WARNING, Gate.NEVER),
+    "xid-warning": (Severity.WARNING, Gate.NEVER),
+    "fabric-not-ready": (Severity.CRITICAL, Gate.LAUNCH),
+    "nvlink-down": (Severity.WARNING, Gate.NEVER),
+    "pcie-degraded": (Severity.WARNING, Gate.NEVER),
+    "thermal-slowdown": (Severity.WARNING, Gate.NEVER),
+    "vgpu-unlicensed": (Severity.WARNING, Gate.NEVER),
+    "mig-unexpected": (Severity.WARNING, Gate.NEVER),
 }
 
 
@@ -385,69 +341,27 @@ def test_names_refer_to_declared_codes() -> None:
 # -- publish ----------------------------------------------------------------------------------------
 
 
-def series(facts: NvmlReading) -> dict[tuple[str, ...], float]:
-    """Key samples by (family, *labels); check that each is declared, with that many labels, and unique."""
-    labels = {family.name: len(family.labels) for family in FAMILIES}
-    found = list(samples(facts))
-    assert all(len(sample.labels) == labels[sample.family] for sample in found)
-    unique = {(sample.family, *sample.labels): sample.value for sample in found}
-    assert len(unique) == len(found)
-    return unique
-
-
-def test_samples() -> None:
-    """A healthy round gives every family once per GPU or once, in base units."""
-    found = series(replace(HEALTHY, gpus=HEALTHY.gpus[:1], count=1))
-    assert found == {
-        ("nvml_up",): 1,
-        ("nvml_return_code",): 0,
-        ("driver_info", "580.159.04", "580.159.04", "open", "13.0", "13.580.159.04"): 1,
-        ("gpus_visible",): 1,
-        ("gpu_info", "0", "GPU-0", "NVIDIA H200", "9.0", "disabled"): 1,
-        ("gpu_up", "0", "GPU-0"): 1,
-        ("gpu_memory_used_bytes", "0", "GPU-0"): 644939776,
-        ("gpu_memory_total_bytes", "0", "GPU-0"): 150754820096,
-        ("gpu_temperature_celsius", "0", "GPU-0"): 38,
-        ("gpu_power_watts", "0", "GPU-0"): pytest.approx(78.786),
-        ("gpu_utilization_ratio", "0", "GPU-0"): 0.25,
-    }
-    assert {key[0] for key in found} == {family.name for family in FAMILIES}
-
-
-def test_samples_of_a_failed_round() -> None:
-    """What is not known has no series: no count of GPUs, and no driver_info when no version is known."""
-    assert series(failed(12, module=False)) == {("nvml_up",): 0, ("nvml_return_code",): 12}
-    assert ("driver_info", "", "580.159.04", "open", "", "13.580.159.04") in series(failed(9))
-
-
-def test_samples_of_a_lost_gpu() -> None:
-    """A lost GPU is down and has no values, under the uuid that it had."""
-    lost = GpuReading(index=1, code=15, uuid="GPU-1")
-    found = series(replace(HEALTHY, gpus=(gpu(0), lost)))
-    assert {key: value for key, value in found.items() if key[1:2] == ("1",)} == {("gpu_up", "1", "GPU-1"): 0}
-
-
 def test_identity() -> None:
     """The identity has the known items only; models are sorted and unique."""
-    assert identity(HEALTHY) == {
+    assert identity(facts(HEALTHY)) == {
         "driver": "580.159.04",
         "kernel_module": "580.159.04",
         "cuda_driver": "13.0",
         "gpu_model": "NVIDIA H200",
     }
     mixed = replace(HEALTHY, gpus=(gpu(0), gpu(1, name="NVIDIA A100"), gpu(2)))
-    assert identity(mixed)["gpu_model"] == "NVIDIA A100, NVIDIA H200"
-    assert identity(failed(9)) == {"kernel_module": "580.159.04"}
+    assert identity(facts(mixed))["gpu_model"] == "NVIDIA A100, NVIDIA H200"
+    assert identity(facts(failed(9))) == {"kernel_module": "580.159.04"}
 
 
 def test_identity_with_an_unknown_model() -> None:
     """A GPU that does not tell its name makes the list of models unknown, not shorter."""
-    assert "gpu_model" not in identity(replace(HEALTHY, gpus=(gpu(0, name="NVIDIA A100"), gpu(1, name=None))))
+    assert "gpu_model" not in identity(facts(reading(gpu(0, name="NVIDIA A100"), gpu(1, name=None))))
 
 
 def test_report() -> None:
     """The report's sections are JSON of the declared shape."""
-    data = json.loads(msgspec.json.encode(report(HEALTHY)))
+    data = json.loads(msgspec.json.encode(report(facts(HEALTHY))))
     driver = msgspec.convert(data["driver"], DriverSection)
     gpus = msgspec.convert(data["gpus"], PROBE.sections["gpus"])
     assert (driver.driver_version, driver.kernel_module, driver.gpus_on_node) == ("580.159.04", "open", 2)
@@ -458,6 +372,6 @@ def test_report() -> None:
 
 def test_report_of_a_failed_round() -> None:
     """Where NVML could not list the GPUs the report says null, which is not an empty list."""
-    found = report(failed(9))
+    found = report(facts(failed(9)))
     assert found["gpus"] is None
     assert (found["driver"].return_code, found["driver"].failed_call) == (9, "nvmlInit")

@@ -9,9 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from sidecar.catalog import COMMON_REASONS
 from sidecar.config import ImportPolicy, Settings
 from sidecar.environment import (
+    Companion,
     Environment,
     EnvironmentFacts,
     FlashInferFiles,
@@ -27,7 +31,7 @@ from tests.builders import HOST, view
 from tests.fakes.site import RealClock, Site
 
 OK = (None, None)
-Build = Callable[[Site], None]
+Build = Callable[[Site], object]
 
 
 @pytest.fixture
@@ -421,16 +425,25 @@ def with_evidence(evidence: ImportEvidence, scope: Scope = Scope.SERVER, **chang
     return FlashinferFacts(environment=replace(GOOD, scope=scope), evidence=evidence, **{**values, **changes})
 
 
+def crash_of(signal: str | None = "SIGSEGV", exit_code: int = 5) -> ImportEvidence:
+    return ImportEvidence(
+        outcome=ImportOutcome.CRASHED, at=0.0, signal=signal, exit_code=None if signal else exit_code, stage="import x"
+    )
+
+
 OURS = [
     failed("PermissionError", "[Errno 13] Permission denied: '/root/.cache'", errno=13, os_error=True),
     failed("RuntimeError", "Could not determine home directory."),
     failed("OSError", "[Errno 30] Read-only file system: '/x'", errno=30, os_error=True),
+    failed("RuntimeError", "cannot create the cache: Read-only file system"),
+    failed("RuntimeError", "x failed", cause="PermissionError: [Errno 13] Permission denied: '/x'"),
     failed("ImportError", "libcuda.so.1: cannot open shared object file: No such file or directory"),
+    failed("RuntimeError", "anything that a variable of the server might change"),
     failed("ValueError", "not enough values to unpack (expected 2, got 1)"),
 ]
 
 
-@pytest.mark.parametrize("evidence", OURS, ids=lambda evidence: evidence.message[:30])
+@pytest.mark.parametrize("evidence", OURS, ids=lambda evidence: evidence.message[:40])
 def test_what_this_container_can_explain_is_unknown(evidence: ImportEvidence) -> None:
     """In scope image a failure that the sidecar's own container can cause is no fault of the server."""
     facts = with_evidence(evidence, Scope.IMAGE)
@@ -439,10 +452,361 @@ def test_what_this_container_can_explain_is_unknown(evidence: ImportEvidence) ->
     assert "module_importable" not in exported(facts)
 
 
-@pytest.mark.parametrize("evidence", OURS, ids=lambda evidence: evidence.message[:30])
+@pytest.mark.parametrize("evidence", OURS, ids=lambda evidence: evidence.message[:40])
 def test_the_same_failure_counts_in_the_servers_own_place(evidence: ImportEvidence) -> None:
     """In scope server, as the server's user, the same failure is active."""
     assert active(with_evidence(evidence))[0] == "flashinfer-import-failed"
+
+
+@pytest.mark.parametrize("signal", ["SIGSYS", "SIGSEGV", "SIGABRT", None])
+def test_a_crash_here_is_no_crash_there(signal: str | None) -> None:
+    """A crash in scope image, where a sandbox or a library of this container can cause it, is unknown."""
+    facts = with_evidence(crash_of(signal), Scope.IMAGE)
+    findings = judged(facts)
+    assert {finding.status for finding in findings.values()} == {Status.UNKNOWN, Status.FALSE}
+    assert findings["flashinfer-import-crashed"].reason == "probe-environment"
+    assert "import x" in findings["flashinfer-import-crashed"].message
+    assert "module_importable" not in exported(facts)
+    assert active(with_evidence(crash_of(signal)))[0] == "flashinfer-import-crashed"
+
+
+def test_sys_exit_here_is_no_exit_there() -> None:
+    """A call of sys.exit in scope image, where a variable can cause it, is unknown."""
+    evidence = failed("SystemExit", "3", exited=True)
+    assert judged(with_evidence(evidence, Scope.IMAGE))["flashinfer-import-crashed"].reason == "probe-environment"
+    assert active(with_evidence(evidence)) == ("flashinfer-import-crashed", "exit")
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        failed("SyntaxError", "invalid syntax (core.py, line 1)"),
+        failed("ImportError", "cannot import name 'x' from 'flashinfer.jit'", sglang_catches=True),
+        # sgl-project/sglang#5100
+        failed("ImportError", "x.so: undefined symbol: _ZN3c104cuda9SetDeviceEa", sglang_catches=True),
+        failed("AttributeError", "module 'torch' has no attribute 'x'", sglang_catches=True),
+        failed("RuntimeError", "flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.14)."),
+        failed("ModuleNotFoundError", "No module named 'flashinfer.jit.x'", missing="flashinfer.jit.x"),
+    ],
+    ids=lambda evidence: evidence.message[:40],
+)
+def test_what_the_files_explain_counts_in_scope_image(evidence: ImportEvidence) -> None:
+    """Files and versions are the image's own: a failure that they explain is the server's in scope image too."""
+    assert active(with_evidence(evidence, Scope.IMAGE)) == active(with_evidence(evidence)) != OK
+
+
+def test_a_success_in_scope_image_counts() -> None:
+    """A successful import in scope image is verified and rules everything out but what only a variable decides."""
+    facts = with_evidence(ImportEvidence(outcome=ImportOutcome.OK, at=0.0, seconds=1.0), Scope.IMAGE)
+    assert exported(facts)["module_import_verified"] == 1
+    left = {code: finding.reason for code, finding in judged(facts).items() if finding.status is not Status.FALSE}
+    assert left == {"flashinfer-disabled-by-env": "environ-unseen"}
+
+
+def test_unseen_variables_make_scope_server_no_proof() -> None:
+    """In scope server, too, an import without the server's variables proves no failure."""
+    facts = with_evidence(crash_of(), variables=None)
+    assert active(facts) == OK
+    assert judged(facts)["flashinfer-import-crashed"].reason == "probe-environment"
+
+
+NOT_FOUND: list[tuple[str, Build, str]] = [
+    ("not installed", lambda site: site.dependencies(), "flashinfer-not-installed"),
+    ("leftover folder", lambda site: site.write("flashinfer/data/x"), "flashinfer-not-installed"),
+    (
+        "dependency missing",
+        then(lambda site: site.dependencies("tvm_ffi"), lambda site: site.flashinfer()),
+        "flashinfer-import-failed",
+    ),
+    ("shadowed", lambda site: site.write("flashinfer.py"), "flashinfer-import-failed"),
+]
+
+
+@pytest.mark.parametrize("imported", [False, True], ids=["by files", "by import"])
+@pytest.mark.parametrize("case", NOT_FOUND, ids=lambda case: case[0])
+async def test_what_was_not_found_counts_where_it_was_looked_for_in_the_right_place(
+    case: tuple[str, Build, str], imported: bool, tmp_path: Path, environment: Environment
+) -> None:
+    """An absence counts with the server's variables in sight or in a named interpreter, not in one merely found."""
+    _, build, code = case
+    site = Site(tmp_path / "venv")
+    build(site)
+    target = site.target(scope=Scope.IMAGE, environ=None, python_source="well-known-path")
+    found = await facts_of(environment, target, imported=imported)
+    assert active(found) == OK
+    assert judged(found)[code].reason == "probe-environment"
+    assert "server_python" in judged(found)[code].message
+    if not found.environment.flashinfer.version:
+        # Companions would be where the package is.
+        assert said(found)["cubin-mismatch"] == "probe-environment"
+    assert "module_importable" not in exported(found)
+    named = replace(found, environment=replace(found.environment, python_source="setting"))
+    seen = replace(found, variables={})
+    for facts in (named, seen):
+        assert active(facts)[0] == code
+        assert exported(facts)["module_import_verified"] == float(imported)
+
+
+def test_a_fault_of_the_files_outlives_an_import_that_says_nothing() -> None:
+    """A mismatch that the files show stays the cause when this container stopped the import before it."""
+    stale = replace(GOOD.flashinfer, cubin=Companion(kind="package", version="0.6.13"))
+    environment = replace(GOOD, scope=Scope.IMAGE, flashinfer=stale)
+    facts = replace(with_evidence(crash_of("SIGSYS"), Scope.IMAGE), environment=environment)
+    assert active(facts) == ("flashinfer-cubin-mismatch", "version-mismatch")
+    assert exported(facts) == {"module_importable": 0, "module_import_verified": 0}
+
+
+# -- what was not judged ------------------------------------------------------------------------------------
+
+
+def said(facts: FlashinferFacts) -> dict[str, str]:
+    """Status of each condition by its code without the prefix; of an unknown one, the reason."""
+    return {
+        code.removeprefix("flashinfer-"): str(finding.reason if finding.status is Status.UNKNOWN else finding.status)
+        for code, finding in judged(facts).items()
+    }
+
+
+OFF = {"SGLANG_IS_FLASHINFER_AVAILABLE": "false"}
+
+
+async def test_disabled_says_nothing_of_the_module(tmp_path: Path, environment: Environment) -> None:
+    """With FlashInfer disabled the rest is judged by the module alone, and its own fault is a second, unknown one."""
+    site = Site(tmp_path / "venv")
+    site.dependencies()
+    target = site.target(environ={**(site.target().environ or {}), **OFF})
+    assert said(await facts_of(environment, target, imported=False)) == {
+        "not-installed": "other-cause",
+        "disabled-by-env": "true",
+        "mamba-missing": "other-cause",
+        "cubin-mismatch": "false",
+        "jit-cache-mismatch": "false",
+        "import-failed": "other-cause",
+        "import-crashed": "other-cause",
+        "symbol-missing": "other-cause",
+        "import-timeout": "other-cause",
+    }
+
+
+def test_disabled_leaves_what_only_an_import_tells_unknown() -> None:
+    """With FlashInfer disabled and its files in order, what needs an import is unknown, and nothing else is final."""
+    facts = FlashinferFacts(environment=GOOD, variables=OFF)
+    assert said(facts) == {
+        "not-installed": "false",
+        "disabled-by-env": "true",
+        "mamba-missing": "false",
+        "cubin-mismatch": "false",
+        "jit-cache-mismatch": "false",
+        "import-failed": "not-imported",
+        "import-crashed": "not-imported",
+        "symbol-missing": "false",
+        "import-timeout": "not-imported",
+    }
+    assert {code for code, finding in judged(facts).items() if finding.final} == {"flashinfer-disabled-by-env"}
+
+
+async def test_an_old_release_hides_whether_its_companion_would_do(tmp_path: Path, environment: Environment) -> None:
+    """A release without mamba and with a companion of another version leaves the companion unknown."""
+    site = Site(tmp_path / "venv")
+    release("0.6.0")(site)
+    site.companion("flashinfer-cubin", "0.5.3")
+    assert said(await facts_of(environment, site.target(), imported=False)) == {
+        "not-installed": "false",
+        "disabled-by-env": "false",
+        "mamba-missing": "true",
+        "cubin-mismatch": "other-cause",
+        "jit-cache-mismatch": "false",
+        "import-failed": "other-cause",
+        "import-crashed": "other-cause",
+        "symbol-missing": "other-cause",
+        "import-timeout": "other-cause",
+    }
+
+
+async def test_an_import_that_raised_rules_out_no_more_than_it_got_to(tmp_path: Path, environment: Environment) -> None:
+    """A real import that raised did not crash and did not hang; what lies behind the exception stays unknown."""
+    site = Site(tmp_path / "venv")
+    release("0.6.14")(site)
+    site.companion("flashinfer-cubin", "0.6.13")
+    site.companion("flashinfer-jit-cache", "0.6.13")
+    assert said(await facts_of(environment, site.target(), imported=True)) == {
+        "not-installed": "false",
+        "disabled-by-env": "false",
+        "mamba-missing": "false",
+        "cubin-mismatch": "true",
+        "jit-cache-mismatch": "other-cause",
+        "import-failed": "other-cause",
+        "import-crashed": "false",
+        "symbol-missing": "false",
+        "import-timeout": "false",
+    }
+
+
+async def test_a_second_ignored_companion_is_not_fine(tmp_path: Path, environment: Environment) -> None:
+    """Of two companions that this FlashInfer ignores one is active and the other unknown, import or not."""
+    site = Site(tmp_path / "venv")
+    release("0.7.2")(site)
+    site.companion("flashinfer-cubin", "0.6.13")
+    site.companion("flashinfer-jit-cache", "0.6.13")
+    for imported in (False, True):
+        facts = await facts_of(environment, site.target(), imported=imported)
+        assert active(facts) == ("flashinfer-cubin-mismatch", "ignored")
+        assert said(facts)["jit-cache-mismatch"] != "false"
+    assert said(facts)["jit-cache-mismatch"] == "other-cause"
+
+
+def test_a_mismatch_that_only_a_variable_can_hide_is_not_fine() -> None:
+    """An import that works in spite of a mismatch, with variables unseen, leaves the mismatch unknown."""
+    stale = replace(GOOD.flashinfer, cubin=Companion(kind="package", version="0.6.13"))
+    facts = with_evidence(ImportEvidence(outcome=ImportOutcome.OK, at=0.0), Scope.IMAGE)
+    facts = replace(facts, environment=replace(facts.environment, flashinfer=stale))
+    assert said(facts)["cubin-mismatch"] == "environ-unseen"
+    seen = replace(facts, variables={}, environment=replace(facts.environment, scope=Scope.SERVER))
+    assert said(seen)["cubin-mismatch"] == "false"
+
+
+def test_a_name_that_reading_cannot_see_is_unknown() -> None:
+    """Where the files do not tell what flashinfer.mamba binds, symbol-missing is unknown until imported."""
+    files = replace(GOOD.flashinfer, mamba=MambaFiles(state="present", symbol="unknown"))
+    facts = FlashinferFacts(environment=replace(GOOD, flashinfer=files), variables={})
+    assert said(facts)["symbol-missing"] == "not-imported"
+    assert said(facts)["mamba-missing"] == "false"
+
+
+def test_a_success_clears_the_name_whatever_else_is_active() -> None:
+    """An import that found the function clears symbol-missing, also beside a companion that is ignored."""
+    companion = Companion(kind="package", version="0.6.13")
+    files = replace(
+        GOOD.flashinfer, version="0.7.2", cubin=companion, mamba=MambaFiles(state="present", symbol="unknown")
+    )
+    evidence = ImportEvidence(outcome=ImportOutcome.OK, at=0.0, step="symbol")
+    facts = replace(with_evidence(evidence), environment=replace(GOOD, flashinfer=files))
+    assert said(facts)["cubin-mismatch"] == "true"
+    assert {status for code, status in said(facts).items() if code != "cubin-mismatch"} == {"false"}
+
+
+def test_a_version_that_cannot_be_read_is_unknown() -> None:
+    """A companion whose version cannot be read is unknown until imported, not fine."""
+    files = replace(GOOD.flashinfer, cubin=Companion(kind="package"))
+    facts = FlashinferFacts(environment=replace(GOOD, flashinfer=files), variables={})
+    assert said(facts)["cubin-mismatch"] == "version-unknown"
+    assert said(facts)["jit-cache-mismatch"] == "false"
+
+
+def test_an_exception_while_the_name_is_looked_up_is_no_missing_name() -> None:
+    """A module that raises when asked for its name does not lack it."""
+    evidence = failed("RuntimeError", "cannot build the kernel", step="symbol")
+    assert active(with_evidence(evidence)) == ("flashinfer-import-failed", "exception")
+
+
+def test_disabled_is_known_where_the_files_are_not() -> None:
+    """The server's variable disables FlashInfer even where its files cannot be read."""
+    unread = EnvironmentFacts(scope=Scope.SERVER, problem="root-unreadable")
+    facts = FlashinferFacts(environment=unread, variables=OFF)
+    assert active(facts) == ("flashinfer-disabled-by-env", "variable-set")
+    assert said(facts)["not-installed"] == "root-unreadable"
+
+
+@pytest.mark.parametrize("value", ["yes", "2", "enabled"])
+def test_values_that_releases_read_differently_are_unknown(value: str) -> None:
+    """A value that one SGLang takes for true and another for false neither disables nor clears."""
+    facts = FlashinferFacts(environment=GOOD, variables={"SGLANG_IS_FLASHINFER_AVAILABLE": value})
+    assert said(facts)["disabled-by-env"] == "value-unclear"
+    assert said(facts)["not-installed"] == "false"
+
+
+def test_without_facts_nothing_is_said() -> None:
+    """The probe leaves the reason to the judge when it has no facts."""
+    assert list(PROBE.judge(Result(probe="flashinfer", outcome=Outcome.CRASHED), world())) == []
+
+
+VERSIONS = st.sampled_from([None, "0.0.0+unknown", "0.6.0", "0.6.1", "0.6.12", "0.6.14", "0.6.20", "0.7.1", "0.7.2"])
+COMPANIONS = st.builds(
+    Companion,
+    kind=st.sampled_from(["absent", "package", "module", "namespace"]),
+    version=st.sampled_from([None, "0.6.12", "0.6.14", "0.6.14+cu130", "0.7.2"]),
+)
+FILES = st.builds(
+    FlashInferFiles,
+    kind=st.sampled_from(["absent", "package", "module", "namespace"]),
+    version=VERSIONS,
+    mamba=st.builds(
+        MambaFiles,
+        state=st.sampled_from(["absent", "present", "no-init", "empty-init", "invalid-init"]),
+        symbol=st.sampled_from(["bound", "missing", "source-missing", "unknown"]),
+    ),
+    cubin=COMPANIONS,
+    jit_cache=COMPANIONS,
+    missing=st.sampled_from([(), ("tvm_ffi",)]),
+)
+ENVIRONMENTS = st.builds(
+    EnvironmentFacts,
+    scope=st.sampled_from([Scope.SERVER, Scope.IMAGE, Scope.SERVER, Scope.IMAGE, Scope.SELF]),
+    python_source=st.sampled_from(["setting", "path"]),
+    problem=st.sampled_from([None, None, None, "kernel-too-old", "root-unreadable"]),
+    editable=st.sampled_from([(), ("flashinfer-python",)]),
+    flashinfer=FILES,
+)
+EXCEPTIONS = [
+    *OURS,
+    failed("SystemExit", "3", exited=True),
+    failed("RuntimeError", "No CUDA GPUs are available"),
+    failed("AssertionError", "Torch not compiled with CUDA enabled"),
+    failed("RuntimeError", "flashinfer-cubin version (0.6.12) does not match flashinfer version"),
+    failed("AttributeError", "module 'flashinfer_jit_cache' has no attribute '__version__'"),
+    failed("ImportError", "cannot import name 'mamba' from partially initialized module 'flashinfer'"),
+    failed("ImportError", "cannot import name 'selective_state_update'", step="symbol"),
+    ImportEvidence(outcome=ImportOutcome.FAILED, at=0.0, step="symbol", symbol="module"),
+    *(
+        failed("ModuleNotFoundError", f"No module named '{name}'", missing=name)
+        for name in ("flashinfer", "flashinfer.mamba", "flashinfer.jit", "tqdm")
+    ),
+    failed("ModuleNotFoundError", "'flashinfer' is not a package", missing="flashinfer.mamba"),
+]
+ENDINGS = [ImportEvidence(outcome=outcome, at=0.0) for outcome in ImportOutcome if outcome is not ImportOutcome.FAILED]
+ANY_FACTS = st.builds(
+    FlashinferFacts,
+    environment=ENVIRONMENTS,
+    evidence=st.sampled_from([None, *EXCEPTIONS, *ENDINGS, crash_of(), crash_of(None)]),
+    state=st.sampled_from(ImportState),
+    variables=st.sampled_from([None, {}, OFF, {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}]),
+    cubin_dir=st.booleans(),
+)
+
+
+NO_OBSTACLE = {"flashinfer-disabled-by-env", "flashinfer-import-timeout"}
+"""Disabled is SGLang's decision, and of an import that hangs nothing is known."""
+
+
+@settings(max_examples=1000, deadline=None)
+@given(ANY_FACTS)
+def test_every_finding_is_declared_and_one_cause_is_active(facts: FlashinferFacts) -> None:
+    """Whatever the facts: one finding a condition, at most one active, each reason declared and of its own kind."""
+    kinds = {kind.code: kind for kind in PROBE.conditions}
+    findings = judged(facts)
+    assert set(findings) == set(kinds)
+    assert sum(finding.status is Status.TRUE for finding in findings.values()) <= 1
+    for code, finding in findings.items():
+        assert finding.message
+        if finding.status is not Status.FALSE:
+            meaning = kinds[code].reasons[str(finding.reason)]
+            assert meaning.startswith("Unknown") == (finding.status is Status.UNKNOWN)
+    blocked = any(
+        finding.status is Status.TRUE and finding.severity is not Severity.WARNING and code not in NO_OBSTACLE
+        for code, finding in findings.items()
+    )
+    importable = exported(facts).get("module_importable")
+    assert not (blocked and importable == 1)
+    if importable == 1 and exported(facts)["module_import_verified"] == 0:
+        # What only an import can tell is never fine without one.
+        assert findings["flashinfer-import-crashed"].status is Status.UNKNOWN
+    PROBE.report(facts)
+
+
+def test_tokens_that_every_condition_shares_are_not_declared_here() -> None:
+    """What happened to the probe itself is no reason of one of its conditions."""
+    for kind in PROBE.conditions:
+        assert COMMON_REASONS.keys().isdisjoint(kind.reasons)
 
 
 def test_another_user_is_not_the_server() -> None:
@@ -565,6 +929,10 @@ async def test_import_policy(
     async def read(_target: Target) -> EnvironmentFacts:
         return GOOD
 
+    def request_import(_facts: EnvironmentFacts, _target: Target, done: Callable[[], None]) -> None:
+        requested.append("import")
+        done()
+
     services: Any = SimpleNamespace(
         targets=SimpleNamespace(find=find),
         server=SimpleNamespace(info=info),
@@ -573,7 +941,7 @@ async def test_import_policy(
             importing=False,
             import_evidence=lambda _facts, _target: None,
             import_due=lambda _facts, _target: True,
-            request_import=lambda _facts, _target, done: (requested.append("import"), done()),
+            request_import=request_import,
         ),
         settings=Settings(import_policy=policy, require=require),
         wake=requested.append,

@@ -48,6 +48,7 @@ def facts(
     info: ServerInfo | None = None,
     problem: Problem | None = None,
     processes: Processes = Processes.SHARED,
+    every_process: bool = True,
     nvidia: bool = True,
     **target: Any,
 ) -> ServerFacts:
@@ -58,22 +59,28 @@ def facts(
         info=info,
         info_problem=problem,
         processes=processes,
+        every_process=every_process and processes is Processes.SHARED,
         nvidia_present=nvidia,
     )
 
 
-def judged(given: ServerFacts | None, outcome: Outcome = Outcome.OK) -> dict[str, tuple[str, str | None]]:
-    findings = list(PROBE.judge(Result(probe="server", outcome=outcome, facts=given), WORLD))
+def judged(given: ServerFacts) -> dict[str, tuple[str, str | None]]:
+    findings = list(PROBE.judge(Result(probe="server", outcome=Outcome.OK, facts=given), WORLD))
     assert [finding.code for finding in findings] == [condition.code for condition in PROBE.conditions]
     declared = {condition.code: condition.reasons for condition in PROBE.conditions}
     for finding in findings:
-        assert finding.status is Status.UNKNOWN or finding.reason is None or finding.reason in declared[finding.code]
-        assert finding.status is not Status.TRUE or finding.message.endswith(".")
+        assert finding.reason is None or finding.reason in declared[finding.code]
+        assert finding.status is Status.FALSE or finding.message.endswith(".")
     return {finding.code: (finding.status.value, finding.reason) for finding in findings if finding.status != "false"}
 
 
 PENDING = {"server-unreachable": ("unknown", "info-pending"), "server-unauthorized": ("unknown", "info-pending")}
-RUN = {"pid": 7, "create_time": 1.5, "launch_source": RUNNING}
+GUESSED = {
+    "server-unreachable": ("unknown", "address-unknown"),
+    "server-unauthorized": ("unknown", "address-unknown"),
+}
+RUN = {"pid": 7, "create_time": 1.5, "launch_source": RUNNING, "url_source": "command-line"}
+GUESSES = ("default", "command-line-incomplete", "command-line-other-network", "listening-socket")
 
 
 @pytest.mark.parametrize(
@@ -84,10 +91,12 @@ RUN = {"pid": 7, "create_time": 1.5, "launch_source": RUNNING}
         (facts(REFUSED, processes=Processes.HIDDEN), {"server-not-found": ("true", "connection-refused")}),
         (facts(REFUSED, candidates=(1, 2)), {"server-not-found": ("true", "several-servers")}),
         (facts(REFUSED, **RUN), {}),
+        *((facts(REFUSED, **RUN | {"url_source": source}), GUESSED) for source in GUESSES),
         (facts(SILENT), {"server-unreachable": ("true", "timeout")}),
         (facts(SILENT, info=INFO, **RUN), {"server-unreachable": ("true", "timeout")}),
         (facts(problem=Problem("not-json", "A page.")), {"server-unreachable": ("true", "not-json")}),
         (facts(problem=Problem("no-key", "A key.")), {"server-unauthorized": ("true", "no-key")}),
+        (facts(problem=Problem("key-withheld", "A key.")), {"server-unauthorized": ("true", "key-withheld")}),
         (facts(info=INFO, problem=Problem("key-refused", "A key.")), {"server-unauthorized": ("true", "key-refused")}),
         (facts(info=INFO, problem=Problem("http-error", "An error.")), {}),
         (facts(problem=Problem("refused", "Just now.")), PENDING),
@@ -113,18 +122,10 @@ def test_each_picture_has_at_most_one_meaning(given: ServerFacts, expected: dict
     assert judged(given) == expected
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reason"),
-    [
-        (Outcome.PENDING, "pending"),
-        (Outcome.TIMEOUT, "probe-timeout"),
-        (Outcome.CRASHED, "probe-crashed"),
-        (Outcome.ERROR, "probe-error"),
-    ],
-)
-def test_without_facts_everything_is_unknown(outcome: Outcome, reason: str) -> None:
-    """A probe that gave nothing says so, as unknown."""
-    assert set(judged(None, outcome).values()) == {("unknown", reason)}
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_without_facts_nothing_is_found(outcome: Outcome) -> None:
+    """Why there are no facts is for the common judge to say, also when good ones have expired."""
+    assert list(PROBE.judge(Result(probe="server", outcome=outcome), WORLD)) == []
 
 
 def test_a_missing_key_names_the_setting() -> None:
@@ -132,6 +133,15 @@ def test_a_missing_key_names_the_setting() -> None:
     unauthorized = next(condition for condition in PROBE.conditions if condition.code == "server-unauthorized")
     assert "server_key_file" in unauthorized.remedy
     assert unauthorized.severity is Severity.WARNING
+
+
+def test_a_key_that_is_kept_back_names_its_own_remedy() -> None:
+    """Where the agent has a key and does not trust the server with it, the way out is to name the server."""
+    given = facts(problem=Problem("key-withheld", "A key."))
+    found = list(PROBE.judge(Result(probe="server", outcome=Outcome.OK, facts=given), WORLD))
+    remedies = [finding.remedy or "" for finding in found if finding.status is Status.TRUE]
+    assert len(remedies) == 1
+    assert "server_url" in remedies[0]
 
 
 def test_every_visible_problem_is_a_declared_reason() -> None:
@@ -149,13 +159,17 @@ def test_every_visible_problem_is_a_declared_reason() -> None:
         (facts(), True),
         (facts(processes=Processes.HIDDEN), False),
         (facts(processes=Processes.HIDDEN, url_source="setting"), True),
+        (facts(every_process=False), False),
         (facts(candidates=(1, 2)), False),
-        (facts(url_source="command-line-other-network", **RUN), False),
-        (facts(url_source="command-line", **RUN), True),
+        (facts(candidates=(1, 2), url_source="setting"), True),
+        (facts(**RUN), True),
+        (facts(processes=Processes.HIDDEN, **RUN), True),
+        (facts(**RUN | {"url_source": "setting"}), True),
+        *((facts(**RUN | {"url_source": source}), False) for source in GUESSES),
     ],
 )
 def test_a_refusal_proves_something_only_at_a_known_address(given: ServerFacts, proof: bool) -> None:
-    """With hidden processes and no configured address, or an address in another network, a refusal proves nothing."""
+    """An address that was guessed proves nothing while a server may be there: its process, or one not looked for."""
     assert view(given).refusal_is_proof is proof
 
 
@@ -186,26 +200,21 @@ HYBRID = ServerInfo(attention_backend="fa3", mamba_backend="flashinfer")
 
 
 @pytest.mark.parametrize(
-    ("given", "mamba", "flashinfer"),
+    ("given", "used"),
     [
-        (facts(info=INFO), False, False),
-        (facts(info=HYBRID), True, True),
-        (facts(info=ServerInfo(attention_backend="trtllm_mha", mamba_backend="triton")), False, True),
-        (facts(info=ServerInfo(attention_backend="fa3")), False, None),
-        (facts(info=INFO, launch={"mamba_backend": "flashinfer"}, launch_source=RUNNING), False, False),
-        (facts(launch={"mamba_backend": "flashinfer"}, launch_source=PREFLIGHT), True, True),
-        (facts(launch={}, launch_source=PREFLIGHT), False, None),
-        (facts(launch={"incomplete": True}, launch_source=PREFLIGHT), None, None),
-        (facts(launch={"attention_backend": "flashinfer", "incomplete": True}, launch_source=PREFLIGHT), None, True),
-        (facts(), None, None),
+        (facts(info=INFO), False),
+        (facts(info=HYBRID), True),
+        (facts(info=ServerInfo(attention_backend="fa3")), False),
+        (facts(info=INFO, launch={"mamba_backend": "flashinfer"}, launch_source=RUNNING), False),
+        (facts(launch={"mamba_backend": "flashinfer"}, launch_source=PREFLIGHT), True),
+        (facts(launch={}, launch_source=PREFLIGHT), False),
+        (facts(launch={"incomplete": True}, launch_source=PREFLIGHT), None),
+        (facts(), None),
     ],
 )
-def test_flashinfer_is_used_where_a_backend_says_so(
-    given: ServerFacts, mamba: bool | None, flashinfer: bool | None
-) -> None:
+def test_flashinfers_mamba_is_used_where_a_backend_says_so(given: ServerFacts, used: bool | None) -> None:
     """What the server resolved decides, then complete flags; where neither speaks the use is unknown, not absent."""
-    features = view(given).features
-    assert (features.get(Feature.FLASHINFER_MAMBA), features.get(Feature.FLASHINFER)) == (mamba, flashinfer)
+    assert view(given).features.get(Feature.FLASHINFER_MAMBA) is used
 
 
 # -- what is shown ------------------------------------------------------------------------------------
@@ -225,6 +234,7 @@ def test_series_of_an_unknown_server_are_absent() -> None:
     """What is not known has no series; a preflight has no server at all."""
     assert list(PROBE.samples(facts(REFUSED))) == [Sample("server_up", (), 0)]
     assert list(PROBE.samples(facts(ServerObservation(answer=None), launch_source=PREFLIGHT))) == []
+    assert list(PROBE.samples(facts(REFUSED, pid=7))) == [], "it may well answer at another address"
     assert list(PROBE.samples(facts(info=ServerInfo(tp_size=2)))) == [
         Sample("server_up", (), 1),
         Sample("server_info", ("", "", "2", ""), 1),
@@ -238,6 +248,7 @@ def test_the_report_holds_the_servers_picture_without_secrets() -> None:
         info=INFO,
         url=f"http://user:{MARKER}@h:1?key={MARKER}",
         environ={"HF_TOKEN": MARKER},
+        uid=1000,
         launch={"tp_size": 8},
         **RUN,
     )
@@ -255,6 +266,7 @@ def test_the_report_holds_the_servers_picture_without_secrets() -> None:
         (facts(info=INFO), "up"),
         (facts(REFUSED), "not-found"),
         (facts(REFUSED, **RUN), "starting"),
+        *((facts(REFUSED, **RUN | {"url_source": source}), "address-unknown") for source in GUESSES),
         (facts(SILENT), "unreachable"),
         (facts(problem=Problem("no-key", "A key.")), "unauthorized"),
         (facts(ServerObservation(answer=None), launch_source=PREFLIGHT), "preflight"),
