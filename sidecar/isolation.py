@@ -316,6 +316,10 @@ def _memory_file(content: bytes) -> int:
     return descriptor
 
 
+def _adopt_orphans(wanted: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
+
+
 def _environ_of(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
@@ -332,7 +336,7 @@ class Isolation:
 
     def __init__(self) -> None:
         # Processes that leave their session and are orphaned come to this process, where `_sweep` finds them.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _adopt_orphans(True)
         self._mark = f"{_MARK}={os.getpid()}-{os.urandom(8).hex()}"
         self._children: set[Child] = set()
         self._abandoned: list[Child] = []
@@ -517,3 +521,4 @@ class Isolation:
     async def close(self) -> None:
         """End every child. Returns within about a second, whatever they do."""
         await asyncio.gather(*(self.stop(child) for child in tuple(self._children)))
+        _adopt_orphans(False)
