@@ -50,8 +50,9 @@ test-real: $(VENV)/.made-test ## with real torch and FlashInfer packages, from s
 	$(BIN)/python -m pytest -m real tests/real $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.made ## start-up time, memory, idle CPU, scrape latency
+bench: $(VENV)/.made-test ## start-up time, memory, idle CPU, scrape latency
 	$(BIN)/python bench/agent.py $(ARGS)
+	$(BIN)/python bench/hang.py
 
 .PHONY: docs
 docs: $(VENV)/.made ## write the generated pages under docs/

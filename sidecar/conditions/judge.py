@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sidecar.catalog import FIRST_ROUND
+from sidecar.catalog import COMMON_REASONS, FIRST_ROUND
 from sidecar.conditions.hold import Track, settle
 from sidecar.conditions.relevance import effective
 from sidecar.model import (
@@ -137,7 +137,7 @@ def _condition(kind: ConditionType, track: Track, server: ServerView, required: 
         severity=weight.severity,
         gate=weight.gate,
         reason=finding.reason,
-        message=finding.message,
+        message=finding.message or _meaning(kind, finding),
         remedy=finding.remedy or kind.remedy,
         evidence=finding.evidence,
         since=track.since,
@@ -147,6 +147,13 @@ def _condition(kind: ConditionType, track: Track, server: ServerView, required: 
         ),
         relevant=weight.relevant,
     )
+
+
+def _meaning(kind: ConditionType, finding: Finding) -> str:
+    """What the finding's token means, for one that comes without a sentence of its own."""
+    reason = finding.reason or ""
+    meaning = kind.reasons.get(reason) or COMMON_REASONS.get(reason) or ""
+    return meaning[:1].upper() + meaning[1:].rstrip(".") + "." if meaning else ""
 
 
 def _suppress(conditions: Mapping[str, Condition]) -> dict[str, Condition]:

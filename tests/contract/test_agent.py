@@ -18,7 +18,7 @@ from sidecar.config import Image, ImportPolicy, Settings
 from sidecar.exposition import Exposition
 from sidecar.model import Gate, Placement, Processes, Snapshot, Status
 from sidecar.readiness import readyz
-from tests.fakes.nvml import Scenario, build
+from tests.fakes.nvml import Scenario
 from tests.fakes.sglang import CAPTURES, FakeSglang, capture, serve
 
 UPDATE = "UPDATE_GOLDENS" in os.environ
@@ -32,10 +32,10 @@ OF_THE_MOMENT = re.compile(
 """Families whose values are this run's own; asserted in other tests."""
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def library(fake_library: Path) -> Path:
     """The compiled fake of the NVML library."""
-    return build(tmp_path_factory.mktemp("nvml"))
+    return fake_library
 
 
 @pytest.fixture

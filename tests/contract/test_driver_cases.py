@@ -36,9 +36,9 @@ def uuid(index: int) -> str:
     return f"GPU-00000000-0000-4000-8000-{index:012d}"
 
 
-@pytest.fixture(scope="session", name="library")
-def _library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
+@pytest.fixture(name="library")
+def _library(fake_library: Path) -> Path:
+    return fake_library
 
 
 @dataclass

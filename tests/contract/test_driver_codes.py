@@ -23,7 +23,7 @@ from sidecar.nvml.reading import GpuReading, NvmlReading
 from sidecar.probes.driver import PROBE
 from sidecar.probes.driver.facts import DriverMemory
 from tests.builders import server_probe, view
-from tests.fakes.nvml import Scenario, build
+from tests.fakes.nvml import Scenario
 from tests.fakes.nvml.harness import nvml_clients, workers
 from tests.gpus import standing
 
@@ -77,9 +77,9 @@ EVENTS = ("nvmlEventSetCreate", "nvmlEventSetWait")
 XIDS = {"xid-critical", "xid-warning"}
 
 
-@pytest.fixture(scope="session", name="library")
-def _library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
+@pytest.fixture(name="library")
+def _library(fake_library: Path) -> Path:
+    return fake_library
 
 
 class Bench:

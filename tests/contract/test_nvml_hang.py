@@ -13,7 +13,7 @@ import pytest
 from sidecar.model import ProbeCrash, ProbeTimeout
 from sidecar.nvml.client import RETRY_EVERY
 from sidecar.nvml.reading import NvmlReading
-from tests.fakes.nvml import Scenario, build
+from tests.fakes.nvml import Scenario
 from tests.fakes.nvml.harness import MakeClient, Unkillable, nvml_clients, workers
 
 GENEROUS = 30.0
@@ -23,9 +23,9 @@ SHORT = 2.0
 GETTER = "nvmlDeviceGetMemoryInfo"
 
 
-@pytest.fixture(scope="session", name="library")
-def _library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
+@pytest.fixture(name="library")
+def _library(fake_library: Path) -> Path:
+    return fake_library
 
 
 @pytest.fixture(name="scenario")

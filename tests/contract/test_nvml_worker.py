@@ -51,9 +51,9 @@ OPEN_MODULE = (
 )
 
 
-@pytest.fixture(scope="session", name="library")
-def _library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
+@pytest.fixture(name="library")
+def _library(fake_library: Path) -> Path:
+    return fake_library
 
 
 @pytest.fixture(name="scenario")

@@ -14,21 +14,7 @@ import pytest
 
 from tests.fakes import agent
 from tests.fakes.debian import download
-from tests.fakes.nvml import Scenario, build
-
-
-@pytest.fixture(scope="session")
-def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled fake of the NVML library."""
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def closed_port() -> str:
-    """An address of loopback that refuses connections."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{one.getsockname()[1]}"
+from tests.fakes.nvml import Scenario
 
 
 @pytest.mark.skipif(

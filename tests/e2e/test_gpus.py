@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import agent
-from tests.fakes.nvml import Scenario, build
-
-
-@pytest.fixture(scope="session")
-def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled fake of the NVML library."""
-    return build(tmp_path_factory.mktemp("nvml"))
+from tests.fakes.nvml import Scenario
 
 
 def uuid(index: int) -> str:

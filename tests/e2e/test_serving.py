@@ -18,15 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import agent
-from tests.fakes.nvml import Scenario, build
+from tests.fakes.nvml import Scenario
 from tests.fakes.sglang import MARKER, FakeSglang, answering, capture, endless, hundred_megabytes, serve
 from tests.fakes.site import good
-
-
-@pytest.fixture(scope="session")
-def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled fake of the NVML library."""
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @contextlib.contextmanager

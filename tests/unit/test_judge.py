@@ -51,6 +51,16 @@ def test_a_code_the_probe_left_out_is_unknown_not_fine() -> None:
     assert result.verdict.ready
 
 
+def test_a_finding_without_a_sentence_gets_the_meaning_of_its_token() -> None:
+    """No condition is shown with a bare token: the declared meaning stands in for a missing sentence."""
+    result = judged(
+        {"a": finding("a", True, reason="broken"), "b": finding("b", None, reason="pending")},
+        [condition("a"), condition("b")],
+    )
+    assert result.conditions["a"].message == "It is broken."
+    assert result.conditions["b"].message == "The probe has not finished its first round."
+
+
 def test_a_failed_run_is_a_round_only_of_what_is_judged_from_it() -> None:
     """A run that timed out confirms that the probe hangs, and nothing about the facts of an earlier run."""
     kinds = [condition("fact", hold=(2, 3)), condition("hang", hold=(2, 3))]
