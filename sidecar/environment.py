@@ -54,6 +54,7 @@ TRACKED = (
     "triton",
     "transformers",
     "nvidia-ml-py",
+    "nvidia-ml-py3",
     "pynvml",
 )
 """Distributions whose versions are read, by normalised name."""

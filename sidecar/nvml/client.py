@@ -12,6 +12,7 @@ import importlib.util
 import re
 import signal
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -572,7 +573,13 @@ def _short(value: str | None) -> str | None:
 
 
 def _find_binding() -> Path | None:
-    """Find the folder from which this process would import ``pynvml``, without importing it."""
+    """Find the folder of the agent's own ``pynvml``, without importing it.
+
+    Its own environment first: PYTHONPATH may be the server's, whose copy can be another package's of that name.
+    """
+    own = Path(sysconfig.get_path("purelib"))
+    if (own / "pynvml.py").is_file():
+        return own
     try:
         spec = importlib.util.find_spec("pynvml")
     except (ImportError, ValueError):

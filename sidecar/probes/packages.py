@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from sidecar.environment import EnvironmentFacts
-from sidecar.model import Finding, Probe, Result, Sample, Scope, World
+from sidecar.model import ConditionType, Finding, Gate, Probe, Result, Sample, Scope, Severity, Status, World
 from sidecar.services import Services
 
 _SHOWN = (
@@ -61,9 +63,58 @@ async def collect(services: Services) -> PackagesFacts:
     return PackagesFacts(environment=await services.environment.read(target))
 
 
-def judge(_result: Result[PackagesFacts], _world: World) -> Iterable[Finding]:
-    """Find nothing: versions are facts here, and other probes judge what they mean."""
-    return ()
+BINDING_CONFLICT = ConditionType(
+    code="nvml-binding-conflict",
+    severity=Severity.WARNING,
+    gate=Gate.NEVER,
+    title="Several packages own the module pynvml",
+    when="More than one of nvidia-ml-py, nvidia-ml-py3 and pynvml before 12 is installed: each brings a module pynvml, "
+    "one shadows the other, and removing one removes the other's files. From 12 on pynvml only refers to "
+    "nvidia-ml-py and is harmless.",
+    remedy="Uninstall pynvml and nvidia-ml-py3, then `pip install --force-reinstall nvidia-ml-py`.",
+    reasons={
+        "several-owners": "the named packages bring the same module",
+        "scope-self": "only the sidecar's own packages can be seen",
+        "unreadable": "the server's packages could not be read",
+    },
+)
+
+
+def judge(result: Result[PackagesFacts], _world: World) -> Iterable[Finding]:
+    """Judge what the installed versions say by themselves; what they mean for a server is for other probes."""
+    facts = result.facts
+    return () if facts is None else (_binding(facts.environment),)
+
+
+def _binding(environment: EnvironmentFacts) -> Finding:
+    code = BINDING_CONFLICT.code
+    if environment.scope is Scope.SELF or environment.problem is not None:
+        reason = "scope-self" if environment.scope is Scope.SELF else "unreadable"
+        return Finding(code=code, status=Status.UNKNOWN, reason=reason)
+    versions = environment.distributions
+    owners = {name: versions[name] for name in ("nvidia-ml-py", "nvidia-ml-py3", "pynvml") if name in versions}
+    if _redirects(owners.get("pynvml")):
+        del owners["pynvml"]
+    if len(owners) < 2:
+        return Finding(code=code, status=Status.FALSE)
+    named = ", ".join(f"{name} {version}" for name, version in owners.items())
+    pip = f"{environment.python or 'python'} -m pip"
+    doomed = " ".join(name for name in owners if name != "nvidia-ml-py")
+    return Finding(
+        code=code,
+        status=Status.TRUE,
+        reason="several-owners",
+        message=f"The module pynvml belongs to several packages: {named}; which one is imported is a matter of luck.",
+        remedy=f"{pip} uninstall -y {doomed} && {pip} install --force-reinstall nvidia-ml-py",
+    )
+
+
+def _redirects(version: str | None) -> bool:
+    """Whether this pynvml brings no module of its own. A version that is none is taken for an old one."""
+    try:
+        return version is not None and Version(version).major >= 12
+    except InvalidVersion:
+        return False
 
 
 def samples(_facts: PackagesFacts) -> Iterable[Sample]:
@@ -110,7 +161,7 @@ PROBE: Probe[PackagesFacts] = Probe(
     judge=judge,
     samples=samples,
     families=(),
-    conditions=(),
+    conditions=(BINDING_CONFLICT,),
     identity=identity,
     report=report,
     sections={"environment_source": EnvironmentSource},

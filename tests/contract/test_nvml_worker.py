@@ -410,7 +410,7 @@ async def test_no_kernel_module(make: MakeClient) -> None:
     ],
 )
 async def test_unusable_binding(make: MakeClient, tmp_path: Path, source: str, said: str) -> None:
-    """A binding that cannot be imported, or is another module of that name, is named in one sentence."""
+    """A binding that cannot be imported, or is another module of that name, is named (vllm-project/vllm#8953)."""
     (tmp_path / "binding").mkdir()
     (tmp_path / "binding/pynvml.py").write_text(source)
     with pytest.raises(ProbeCrash, match=rf"nvidia-ml-py\) cannot be used: .*{said}"):
@@ -418,7 +418,7 @@ async def test_unusable_binding(make: MakeClient, tmp_path: Path, source: str, s
 
 
 async def test_old_binding(make: MakeClient, tmp_path: Path) -> None:
-    """A binding that lacks a call costs that value only."""
+    """A binding that lacks a call costs that value only (case 56: gpuopenanalytics/pynvml#43)."""
     (tmp_path / "binding").mkdir()
     (tmp_path / "binding/pynvml.py").write_text(_wrapper("del nvmlDeviceGetMigMode"))
     reading = await make(binding=tmp_path / "binding").round(GENEROUS)
@@ -426,7 +426,7 @@ async def test_old_binding(make: MakeClient, tmp_path: Path) -> None:
 
 
 async def test_noise_does_not_reach_the_channel(make: MakeClient, tmp_path: Path) -> None:
-    """Whatever the binding prints, such as its FutureWarning, the answer is read all the same."""
+    """Whatever the binding prints, the answer is read all the same (case 54: mlco2/codecarbon#933, a FutureWarning)."""
     (tmp_path / "binding").mkdir()
     noise = "import sys; print('{\"result\": 1}', flush=True); sys.stderr.write('FutureWarning: ' + 'x' * 500000)"
     (tmp_path / "binding/pynvml.py").write_text(_wrapper(noise))

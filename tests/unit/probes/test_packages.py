@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from sidecar.environment import EnvironmentFacts
-from sidecar.model import Scope, Target
+from sidecar.model import Finding, Outcome, Result, Scope, ServerView, Status, Target, World
 from sidecar.probes.packages import PROBE, PackagesFacts
+from tests.builders import HOST
 
+WORLD = World(standing=HOST, server=ServerView(), now=0.0, settings=None)
 FULL = EnvironmentFacts(
     scope=Scope.SERVER,
     python="/venv/bin/python",
@@ -70,3 +72,43 @@ async def test_collect_reads_the_found_target() -> None:
 
     services: Any = SimpleNamespace(targets=SimpleNamespace(find=find), environment=SimpleNamespace(read=read))
     assert (await PROBE.collect(services)).environment is FULL
+
+
+def binding(**versions: str) -> Finding:
+    """The finding for these owners of the module pynvml."""
+    distributions = {name.replace("_", "-"): version for name, version in versions.items()}
+    facts = PackagesFacts(environment=replace(FULL, distributions=distributions))
+    (found,) = PROBE.judge(Result(probe="packages", outcome=Outcome.OK, facts=facts), WORLD)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("versions", "status"),
+    [
+        ({"nvidia_ml_py": "13.580.65"}, Status.FALSE),
+        ({"pynvml": "11.4.1"}, Status.FALSE),
+        # Case 54 (flashinfer-ai/flashinfer#1693): it only refers to nvidia-ml-py and warns of itself.
+        ({"nvidia_ml_py": "13.580.65", "pynvml": "13.0.1"}, Status.FALSE),
+        ({"nvidia_ml_py": "12.560.30", "pynvml": "12.0.0"}, Status.FALSE),
+        # Case 55 (XuehaiPan/nvitop#44, wookayin/gpustat#105, vllm-project/vllm#7649).
+        ({"nvidia_ml_py": "13.580.65", "pynvml": "11.5.3"}, Status.TRUE),
+        ({"nvidia_ml_py": "13.580.65", "nvidia_ml_py3": "7.352.0"}, Status.TRUE),
+        ({"nvidia_ml_py3": "7.352.0", "pynvml": "8.0.4"}, Status.TRUE),
+        ({"nvidia_ml_py": "13.580.65", "pynvml": "not-a-version"}, Status.TRUE),
+    ],
+)
+def test_owners_of_the_nvml_binding(versions: dict[str, str], status: Status) -> None:
+    """Two packages with a module pynvml are a conflict; the one that merely refers to the other is not."""
+    found = binding(**versions)
+    assert found.status is status
+    if status is Status.TRUE:
+        assert all(version in found.message for version in versions.values())
+        assert "/venv/bin/python -m pip" in str(found.remedy)
+
+
+@pytest.mark.parametrize("change", [{"scope": Scope.SELF}, {"problem": "root-unreadable"}], ids=["self", "unreadable"])
+def test_the_binding_of_somebody_else_says_nothing(change: dict[str, Any]) -> None:
+    """The sidecar's own packages are never judged in place of the server's."""
+    facts = PackagesFacts(environment=replace(FULL, **change))
+    (found,) = PROBE.judge(Result(probe="packages", outcome=Outcome.OK, facts=facts), WORLD)
+    assert found.status is Status.UNKNOWN
