@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import json
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from tests.fakes import agent
 from tests.fakes.debian import download
-from tests.fakes.nvml import Scenario
+from tests.fakes.nvml import Scenario, build
 
 
 @pytest.mark.skipif(
@@ -190,3 +191,63 @@ def test_inherited_multiprocess_directory_is_left_alone(tmp_path: Path, fake_lib
         served.until("nvml_up", 1)
         assert served.value("process_resident_memory_bytes") is not None
     assert os.listdir(folder) == []
+
+
+def test_a_driver_that_goes_and_comes(tmp_path: Path, fake_library: Path, closed_port: str) -> None:
+    """Unloaded, replaced and back again under a running agent: two rounds later the one right condition is active."""
+    scenario = Scenario(tmp_path / "scenario", gpus=2)
+    library = tmp_path / "library"
+    shutil.copytree(fake_library, library, symlinks=True)
+    arguments = ("--server-url", closed_port, "--placement", "host", "--intervals", "driver=0.5")
+    with agent.serve(tmp_path / "log", *arguments, env=scenario.environ(library)) as served:
+        served.until("nvml_up", 1)
+        _two_rounds(served)
+        assert _driver_causes(served) == []
+        generation = 0
+        for code, cause in (
+            (9, "driver-not-loaded"),
+            (18, "driver-library-mismatch"),
+            (0, None),
+            (17, "driver-blocked"),
+            (0, None),
+            (999, "nvml-init-failed"),
+            (9, "driver-not-loaded"),
+            (0, None),
+        ):
+            generation += 1
+            scenario.set({"nvmlInit": code or None}, driver_generation=generation)
+            _two_rounds(served)
+            assert _driver_causes(served) == ([cause] if cause else []), (code, served.log)
+        # Another driver is installed: the library file is replaced under the running worker.
+        build(library, version="590.44.01")
+        scenario.set(driver_version="590.44.01", driver_generation=generation + 1)
+        _two_rounds(served)
+        assert served.value("driver_info", driver_version="590.44.01") == 1
+        assert len(served.labels("driver_info")) == 1
+        for library_file in library.glob("libnvidia-ml.so*"):
+            library_file.unlink()
+        _two_rounds(served)
+        assert _driver_causes(served) == ["nvml-library-missing"]
+        build(library)
+        scenario.set(driver_version="580.159.04", driver_generation=generation + 2)
+        served.until("nvml_up", 1)
+        assert _driver_causes(served) == []
+
+
+def _two_rounds(served: agent.Served) -> None:
+    """Wait until two rounds that began from now on have been published."""
+    served.scrape()
+    wanted = (served.value("probe_runs_total", probe="driver", outcome="ok") or 0) + 3
+    end = time.monotonic() + 20
+    while (served.value("probe_runs_total", probe="driver", outcome="ok") or 0) < wanted:
+        assert time.monotonic() < end, served.log
+        time.sleep(0.05)
+        served.scrape()
+
+
+def _driver_causes(served: agent.Served) -> list[str]:
+    return [
+        condition["code"]
+        for condition in served.report()["conditions"]
+        if condition["active"] and condition["probe"] == "driver" and condition["severity"] != "info"
+    ]

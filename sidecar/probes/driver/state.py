@@ -6,6 +6,7 @@ a container may merely lack access), and from what the kernel module says of its
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -228,9 +229,14 @@ def _named(facts: NvmlReading, *, contained: bool) -> Finding | None:
 
 
 def _not_the_cause(code: str, facts: NvmlReading, cause: Finding | None) -> Finding:
-    """Judge a condition other than the cause: fine where NVML got past it, else unknown."""
+    """Judge a condition other than the cause: fine where NVML got past it, else unknown.
+
+    An answer that is certain one way is certain the other way: a driver that came back is not held off, and two
+    causes never stand beside each other for a round.
+    """
+    certain = facts.code == SUCCESS or facts.code in FINAL
     if cause is None or code == NO_ACCESS.code or facts.code == SUCCESS:
-        return fine(code)
+        return replace(fine(code), final=certain)
     if cause.code == NO_ACCESS.code:
         return unknown(code, "no-gpu-access", cause.message)
     unreached = unknown(code, "not-reached", cause.message)
@@ -238,8 +244,8 @@ def _not_the_cause(code: str, facts: NvmlReading, cause: Finding | None) -> Find
         return unreached
     if code == MISMATCH.code:
         compared = facts.module_version is not None and facts.library_version is not None
-        return fine(code) if compared and not _versions_differ(facts) else unreached
-    return fine(code)
+        return replace(fine(code), final=certain) if compared and not _versions_differ(facts) else unreached
+    return replace(fine(code), final=certain)
 
 
 def beyond(cause: Finding) -> tuple[str, str]:
