@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from sidecar.web import ListenError
 
 EX_USAGE = 64
 EX_SOFTWARE = 70
+_DESCRIPTORS = 65536
 
 _EPILOG = """\
 exit status of check: 0 ok, 1 warning, 2 critical, 3 unknown; 64 usage or configuration, 70 internal error
@@ -120,6 +122,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _raise_descriptor_limit() -> None:
+    """Use more of the file descriptors that this process may have.
+
+    Service managers start processes with 1024, which a few hundred connections that never send a request would
+    use up; then no probe of the kubelet would be answered.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _open_standard_streams() -> None:
     """Give closed standard streams somewhere to go.
 
@@ -163,6 +177,7 @@ def _run(options: argparse.Namespace, launch: tuple[str, ...]) -> int:
 
 
 def _serve(settings: Settings) -> int:
+    _raise_descriptor_limit()
     # What start-up made stays for good: the collector need not look at it again.
     gc.collect()
     gc.freeze()

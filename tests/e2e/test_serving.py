@@ -302,3 +302,32 @@ def test_a_check_that_is_stopped_leaves_nothing(tmp_path: Path, fake_library: Pa
     assert process.wait(10) == 130
     assert list((tmp_path / "tmp").iterdir()) == []
     assert [pid for pid in children if agent.running(pid)] == []
+
+
+def test_many_connections_that_never_ask(tmp_path: Path) -> None:
+    """Hundreds of half-sent requests keep no probe from being answered, also where the limit starts low."""
+    low = "import resource, os, sys; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; "
+    low += "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)); os.execv(sys.argv[1], sys.argv[1:])"
+    port = free_port()
+    command = agent.command("serve", "--listen", f"127.0.0.1:{port}", "--server-url", "http://127.0.0.1:9")
+    with (tmp_path / "log").open("wb") as log:
+        served = subprocess.Popen([sys.executable, "-c", low, *command], env=agent.environment(), stderr=log)
+    half_open: list[socket.socket] = []
+    try:
+        end = time.monotonic() + 20
+        while True:
+            with contextlib.suppress(OSError):
+                half_open.append(socket.create_connection(("127.0.0.1", port), timeout=2))
+                break
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        for _ in range(400):
+            half_open.append(socket.create_connection(("127.0.0.1", port), timeout=2))
+            half_open[-1].sendall(b"GET /l")
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=5).read() == b"ok\n"
+    finally:
+        for connection in half_open:
+            connection.close()
+        served.terminate()
+        assert served.wait(10) == 0
+    assert (tmp_path / "log").stat().st_size < 100_000
