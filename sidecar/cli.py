@@ -199,7 +199,8 @@ def _check(settings: Settings, options: argparse.Namespace) -> int:
         if options.format == "json":
             sys.stdout.buffer.write(report.encode(built) + b"\n")
         else:
-            sys.stdout.write(report.text(built, verbose=options.verbose))
+            color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+            sys.stdout.write(report.text(built, verbose=options.verbose, color=color))
     code = report.exit_code(snapshot)
     return 0 if options.fail_on == "critical" and code in (1, 3) else code
 
