@@ -71,8 +71,8 @@ class GpuSet:
     source: GpuSource | None = None
     gpus: tuple[Member, ...] = ()
 
-    def holds(self, index: int, uuid: str | None) -> bool | None:
-        """Whether a GPU is the server's; None while the set is not known."""
+    def holds(self, index: int | None, uuid: str | None) -> bool | None:
+        """Whether a GPU is the server's; None while the set is not known. None for what is not known of the GPU."""
         if not self.known:
             return None
         return any(_same(member, index, uuid) for member in self.gpus)
@@ -86,7 +86,7 @@ class Expected:
     source: CountSource
 
 
-def _same(member: Member, index: int, uuid: str | None) -> bool:
+def _same(member: Member, index: int | None, uuid: str | None) -> bool:
     if member.uuid is not None and uuid is not None:
         return member.uuid == uuid
     return member.index is not None and member.index == index
@@ -187,12 +187,12 @@ def server_gpus(
         return _known(GpuSource.PREFLIGHT, ours.gpus, "The launch would happen here: the visible GPUs are its.")
     if view is None:
         return GpuSet(known=False, why=f"The server's environment does not name them: {view_why}.")
-    if not _is_here(target):
-        members = _taken(view, target, info)
-        return _known(GpuSource.NVIDIA_VISIBLE_DEVICES, members, "The server's NVIDIA_VISIBLE_DEVICES names them.")
-    if _sized(target, info) is None:
+    here = _is_here(target)
+    if (here or _given(environ) == _ALL) and _sized(target, info) is None:
         return GpuSet(known=False, why="The server sees every GPU that is visible here, and may use only some.")
     members = _taken(view, target, info)
+    if not here:
+        return _known(GpuSource.NVIDIA_VISIBLE_DEVICES, members, "The server's NVIDIA_VISIBLE_DEVICES names them.")
     return _known(GpuSource.SIZES, members, "The server sees what is visible here, and takes what its sizes say.")
 
 
@@ -251,6 +251,14 @@ def _is_ordered(reading: NvmlReading, environ: Mapping[str, str]) -> bool:
     return len(models) <= 1 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
+_ALL: Final = "all"
+
+
+def _given(environ: Mapping[str, str]) -> str:
+    """What the container was given, as the variable says; empty where it is not set."""
+    return environ.get("NVIDIA_VISIBLE_DEVICES", "").strip()
+
+
 def _view(
     target: Target,
     environ: Mapping[str, str],
@@ -261,19 +269,23 @@ def _view(
     """(the GPUs that the server's container was given, in the order in which it counts them; else why not)."""
     if _is_here(target):
         return ours.gpus, ""
-    listed = environ.get("NVIDIA_VISIBLE_DEVICES", "").strip()
+    listed = _given(environ)
     everything = standing.placement is Placement.HOST or (
         reading.count is not None and reading.count == reading.module_gpus
     )
     if listed in ("", "void", "none"):
         return None, f"its NVIDIA_VISIBLE_DEVICES is {listed or 'not set'}"
-    if listed == "all":
+    if listed == _ALL:
         return (
             (ours.gpus, "")
             if everything
             else (None, "it was given all GPUs of the node, of which not all are seen here")
         )
-    members = _named(listed.split(","), ours, ours.gpus if everything else None)
+    entries = [entry.strip() for entry in listed.split(",")]
+    if not all(_NAME.fullmatch(entry) for entry in entries):
+        # A device plugin that mounts volumes, names of CDI, PCI addresses: what they stand for is not told here.
+        return None, "its NVIDIA_VISIBLE_DEVICES names something else than indices and uuids of GPUs"
+    members = _named(entries, ours, ours.gpus if everything else None)
     if members is None:
         return None, "its NVIDIA_VISIBLE_DEVICES counts GPUs of the node, of which not all are seen here"
     # The container counts by PCI address, as NVML does, whatever the order of the list.
@@ -290,6 +302,10 @@ def _until_invalid(listed: str) -> list[str]:
     return entries
 
 
+_NAME: Final = re.compile(r"\d{1,4}(?::\d{1,3})?|(?:GPU|MIG)-.+")
+"""An index, also one of a MIG device on a GPU (``1:0``), or a uuid. Nothing else names a GPU for certain."""
+
+
 def _named(entries: Sequence[str], ours: _Ours, view: tuple[Member, ...] | None) -> tuple[Member, ...] | None:
     """The GPUs that a list names; None where one entry cannot be told for certain.
 
@@ -298,6 +314,8 @@ def _named(entries: Sequence[str], ours: _Ours, view: tuple[Member, ...] | None)
     """
     found: list[Member] = []
     for entry in (part.strip() for part in entries):
+        if not _NAME.fullmatch(entry):
+            return None
         position, _, instance = entry.partition(":")
         member = _by_position(position, view, ours) if position.isdigit() else _by_uuid(entry, ours)
         if member is None:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from sidecar.model import Status
-from sidecar.report import causes, consequences, facts, headline, unknowns, when
+from sidecar.report import causes, consequences, facts, gpu_names, headline, unknowns, when
 
 _STYLE = """
 :root { color-scheme: light dark; --bg: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #5b6675; --line: #dde2e9;
@@ -126,8 +126,7 @@ def _cause(report: Mapping[str, Any], cause: Mapping[str, Any]) -> str:
         f"<p>{escape(cause['message'] or cause['title'])}</p>",
     ]
     if cause["gpus"]:
-        gpus = ", ".join(f"{one['gpu']} ({one['uuid']})" for one in cause["gpus"])
-        parts.append(f'<p class="soft">GPUs: {escape(gpus)}</p>')
+        parts.append(f'<p class="soft">GPUs: {escape(gpu_names(cause))}</p>')
     if cause["evidence"]:
         parts.append(_list(f"<code>{escape(item)}</code>" for item in cause["evidence"]))
     parts.append(f'<p class="soft">What to do</p><pre>{escape(cause["remedy"])}</pre>')

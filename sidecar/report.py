@@ -553,13 +553,19 @@ def _readiness_line(report: Mapping[str, Any]) -> str:
     return f"readiness: not ready because of {', '.join(verdict['blockers'])}"
 
 
+def gpu_names(cause: Mapping[str, Any]) -> str:
+    """Name the GPUs that a condition of the report concerns: index and uuid, or what of them is known."""
+    named = ((one["gpu"], one["uuid"]) for one in cause["gpus"])
+    return ", ".join(f"{index} ({uuid})" if index and uuid else index or uuid for index, uuid in named)
+
+
 def _cause_lines(report: Mapping[str, Any], cause: Mapping[str, Any], *, color: bool) -> list[str]:
     reason = f" ({cause['reason']})" if cause["reason"] else ""
     gates = ", gates readiness" if cause["blocking"] else ""
     severity = _paint(cause["severity"], cause["severity"], color=color)
     lines = [f"{severity}: {cause['code']}{reason}{gates}", *_indented(cause["message"] or cause["title"], "  ")]
     if cause["gpus"]:
-        lines.append("  GPUs: " + _clean(", ".join(f"{one['gpu']} ({one['uuid']})" for one in cause["gpus"])))
+        lines.append(f"  GPUs: {_clean(gpu_names(cause))}")
     for item in cause["evidence"]:
         lines += _indented(item, "  evidence: ")
     lines += _indented(cause["remedy"], "  fix: ")

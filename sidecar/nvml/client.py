@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ HUNG = "hung"
 RETRY_EVERY = 10
 """Rounds after which a GPU that hung is asked again."""
 _HUNG_AFTER = 0.5
-"""The part of the deadline after which a call to one GPU hangs: enough is left to ask the others anew."""
+"""The part of the deadline that one GPU may take, in one call or in all: enough is left to ask the others anew."""
 _OPEN = "nvmlDeviceGetHandleByIndex"
 _OPEN_HUNG_AFTER = 2.0
 """The same for the first call to a GPU, in deadlines: without persistence mode it starts the GPU, for seconds."""
@@ -61,13 +61,15 @@ class _LeftOut:
 class _Exchange:
     """What a worker was asked and has answered so far.
 
-    Times are the loop's: when it was asked, when it last said anything, when it named the call in progress.
+    Times are the loop's: when it was asked, when it last said anything, when it named the call in progress, when it
+    began to ask the GPU in progress; opening the GPU does not count there.
     """
 
     begun: float = 0.0
     retry: tuple[int, ...] = ()
     heard: float = 0.0
     called: float = 0.0
+    entered: float = 0.0
     call: str | None = None
     gpu: int | None = None
     head: Mapping[str, Any] | None = None
@@ -126,6 +128,8 @@ class NvmlClient:
         self._where: str | None = None
         self._succeeded = False
         self._missing = 0
+        self._rounds = 0
+        self._read_in: dict[int, int] = {}
         self._uuids: dict[int, str] = {}
         self._left_out: dict[int, _LeftOut] = {}
         self._opened: set[int] = set()
@@ -147,8 +151,9 @@ class NvmlClient:
     async def round(self, deadline: float) -> NvmlReading:
         """Ask the worker once; start one first if there is none.
 
-        A GPU that does not return from a call is left out and the others are asked by a new worker, within the
-        same deadline; what could not be asked any more is then as in the round before. Raises ProbeTimeout after
+        A GPU that does not return from a call, or takes half the deadline, is left out and the others are asked by a
+        new worker, within the same deadline; what could not be asked any more is then as in the round before, and
+        has no entry if it was not asked in that one either. Raises ProbeTimeout after
         ``deadline`` seconds (plus at most a second to end the worker) where that is not about one GPU, and at once
         while workers that cannot be killed stand in the way; ProbeCrash when the worker ended instead of
         answering, and when the NVML binding cannot be used. Whatever it raises, the next round starts afresh, but
@@ -157,14 +162,17 @@ class NvmlClient:
         async with self._turn:
             found = _Exchange()
             hung: set[int] = set()
+            self._rounds += 1
             try:
                 async with asyncio.timeout(deadline):
                     await self._ask(found, hung, deadline)
             except (TimeoutError, ProbeTimeout) as error:
-                if hung and found.head is not None:
-                    # What hangs is known already, and this is about what it cost the others.
-                    if self._exchange is not None:
-                        _merge(found, self._exchange)
+                if self._exchange is not None:
+                    _merge(found, self._exchange)
+                if found.head is not None and (hung or self._complete(found)):
+                    # What hangs is known already, and this is about what it cost the others; or it is only about
+                    # something that is retried, and cost nobody anything.
+                    self._give_up_retry()
                     self._let_go()
                 elif isinstance(error, TimeoutError):
                     raise await self._timeout(deadline) from None
@@ -299,6 +307,14 @@ class NvmlClient:
         longest = max(self._left_out, key=lambda index: self._left_out[index].rounds)
         return (longest,) if self._left_out[longest].rounds >= RETRY_EVERY else ()
 
+    def _give_up_retry(self) -> None:
+        """Go on leaving out what is being retried and has not answered yet."""
+        exchange = self._exchange
+        culprit = None if exchange is None else exchange.culprit
+        if exchange is not None and culprit is not None and culprit in exchange.retry:
+            self._where = exchange.where
+            self._left_out[culprit] = _LeftOut(exchange.call or "")
+
     def _complete(self, found: _Exchange) -> bool:
         """Whether nothing but what is left out is missing from an answer."""
         if found.head is None or (found.events is None and _EVENTS not in self._left_out):
@@ -327,12 +343,13 @@ class NvmlClient:
         if exchange.call == _OPEN and exchange.gpu not in self._opened:
             again = exchange.gpu in exchange.retry
             return exchange.called + deadline * (_RETRY_OPEN_HUNG_AFTER if again else _OPEN_HUNG_AFTER)
-        return exchange.heard + deadline * _HUNG_AFTER
+        begun = exchange.heard if exchange.gpu is None else exchange.entered
+        return begun + deadline * _HUNG_AFTER
 
     async def _listen(self, worker: Child, exchange: _Exchange, deadline: float) -> str:
         """Take lines into ``exchange`` until "done", "hung", or the path of a library that was replaced."""
         loop = asyncio.get_running_loop()
-        exchange.heard = loop.time()
+        exchange.heard = exchange.entered = loop.time()
         while True:
             try:
                 async with asyncio.timeout_at(self._limit(exchange, deadline)):
@@ -343,6 +360,8 @@ class NvmlClient:
                 break
             exchange.heard = loop.time()
             if "at" in line:
+                if line.get("gpu") != exchange.gpu or exchange.call == _OPEN:
+                    exchange.entered = exchange.heard
                 exchange.call, exchange.gpu, exchange.called = str(line["at"]), line.get("gpu"), exchange.heard
             elif "head" in line:
                 exchange.head = line["head"]
@@ -370,6 +389,11 @@ class NvmlClient:
             before = self._xids[key].count if key in self._xids else 0
             self._xids[key] = XidCount(index=index, uuid=uuid, xid=xid, count=before + 1, last=self._now())
 
+    def _renumber_xids(self, gpus: tuple[GpuReading, ...]) -> None:
+        """Give what was counted the index that its GPU has now. A GPU that is gone keeps its last one."""
+        now: dict[str | None, int] = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid is not None}
+        self._xids = {key: replace(one, index=now.get(one.uuid, one.index)) for key, one in self._xids.items()}
+
     # -- what the answer means --------------------------------------------------------------------
 
     def _reading(self, found: _Exchange) -> NvmlReading:
@@ -382,6 +406,8 @@ class NvmlClient:
             )
         version, flavour = parse_module(head["module_text"] or "")
         watched, event_errors = self._watched(found)
+        gpus = self._gpus(found.gpus, head["count"] or 0)
+        self._renumber_xids(gpus)
         reading = NvmlReading(
             code=head["code"],
             call=head["call"],
@@ -393,7 +419,7 @@ class NvmlClient:
             library=head["library"],
             library_version=library_version(head["library"]),
             count=head["count"],
-            gpus=self._gpus(found.gpus, head["count"] or 0),
+            gpus=gpus,
             errors={**head["errors"], **event_errors},
             module_present=head["module_text"] is not None,
             module_version=version,
@@ -433,15 +459,23 @@ class NvmlClient:
             # A remembered name is dropped once another index carries it: the driver has renumbered.
             known = {index: uuid for index, uuid in self._uuids.items() if uuid not in answered.values()}
             self._uuids = known | answered
-        before = {gpu.index: gpu for gpu in self._latest.gpus} if self._latest is not None else {}
+        self._read_in |= dict.fromkeys(found, self._rounds)
+        # Values that are older than one round would look current: a GPU without any says more.
+        before = {
+            gpu.index: gpu
+            for gpu in (self._latest.gpus if self._latest is not None else ())
+            if self._read_in.get(gpu.index) == self._rounds - 1
+        }
         gpus: list[GpuReading] = []
         for index in sorted({*found, *range(count)}):
             uuid = self._uuids.get(index)
             if index in found:
                 gpus.append(_gpu(found[index], uuid, self._links_seen_up.setdefault(uuid or index, set())))
             elif (left_out := self._left_out.get(index)) is not None:
-                gpus.append(GpuReading(index=index, code=HUNG, words=f"{left_out.call} did not return", uuid=uuid))
-            elif index in before and before[index].code != HUNG:
+                gpus.append(
+                    GpuReading(index=index, code=HUNG, words=f"{left_out.call} did not return in time", uuid=uuid)
+                )
+            elif index in before and before[index].uuid == uuid:
                 gpus.append(before[index])
         return tuple(gpus)
 
@@ -535,14 +569,14 @@ def _nvlinks(found: list[tuple[int, bool]] | None, seen_up: set[int], *, whole: 
     """Count the links that should be up, and those that are.
 
     A link that was never up may simply have nothing at its other end (a GPU without bridge), so it is not
-    expected; in an NVSwitch fabric, which the GPU joined ``whole``, every link has.
+    expected; in an NVSwitch fabric, which the GPU joined ``whole``, every link has, whether or not it ever was.
     """
     if found is None:
         return None, None
     supported = {link for link, _ in found}
     active = {link for link, up in found if up}
     seen_up |= active
-    expected = supported if whole and seen_up else supported & seen_up
+    expected = supported if whole else supported & seen_up
     return len(expected), len(active)
 
 

@@ -36,7 +36,10 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidCount:
-    """How often the driver reported an Xid for a GPU since this agent listens, and when last (epoch seconds)."""
+    """How often the driver reported an Xid for a GPU since this agent listens, and when last (epoch seconds).
+
+    ``index`` is the one that the GPU has in the same reading, the last it had if it is not there any more.
+    """
 
     index: int
     uuid: str | None
@@ -59,12 +62,13 @@ class GpuReading:
     ``ecc_*`` count errors since the driver was loaded. ``recovery_action`` is NVML's token (none, reset, reboot,
     drain-p2p, drain-reset, recover-imex-domain, bus-reset, system-reboot, or other). ``clock_events`` are the
     reasons, by the exporter's names, for which clocks are held back right now. ``nvlinks`` counts the links that
-    the GPU supports and whose peer was ever seen up (every supported one, where the GPU is part of an NVSwitch
-    fabric and any was), ``nvlinks_active`` those that are up. ``fabric`` is the state of its registration with
-    the NVSwitch fabric (not-supported, not-started, in-progress, completed, or failed where completed with an
-    error status).
+    the GPU supports where it is part of an NVSwitch system (``fabric`` is completed), whether or not one was ever
+    up; for any other GPU those that this agent ever saw up, since a GPU without a bridge has links and nothing is
+    wrong with it. ``nvlinks_active`` counts those that are up. ``fabric`` is the state of its registration with the
+    NVSwitch fabric (not-supported, not-started, in-progress, completed, or failed where completed with an error
+    status).
     ``mig_devices`` is None outside MIG mode. ``licensed`` is None where no vGPU licence is needed.
-    A GPU that is left out because a call to it hung has code ``hung``.
+    A GPU that is left out because a call to it hung, or all of them took too long, has code ``hung``.
     """
 
     index: int
@@ -108,7 +112,8 @@ class NvmlReading:
     ``xids`` counts over the life of the agent; ``xids_watched`` is False where events cannot be had, which is
     not the same as none. ``left_out`` maps the index of a GPU that is not asked for now to the call that hung.
     ``stuck_workers`` counts earlier workers that cannot be killed. ``gpus`` has ``count`` entries, but for a round
-    that was cut short by a hanging GPU before every other one had ever been read.
+    that was cut short by a hanging GPU: one that was not reached is as in the round before, and has no entry if it
+    was not read in that one.
     ``visible_devices`` and ``driver_capabilities`` are the agent's own NVIDIA_* environment variables.
     """
 

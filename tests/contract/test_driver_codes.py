@@ -183,6 +183,8 @@ async def test_codes_of_a_version(bench: Bench, call: str) -> None:
 async def test_codes_of_a_handle(bench: Bench) -> None:
     """A GPU that cannot be addressed is lost (15) or unreachable, and the other one is read completely.
 
+    One that this process may not open (4) is unknown: NVML lists such devices too.
+
     Case 3: NVIDIA/open-gpu-kernel-modules#507, pop-os/pop#3363.
     """
     assert bench.baseline is not None
@@ -190,6 +192,12 @@ async def test_codes_of_a_handle(bench: Bench) -> None:
         reading = await bench.round({"nvmlDeviceGetHandleByIndex@0": code})
         assert differing(reading.gpus[1], bench.baseline.gpus[1]) == set()
         judgement = judged(reading, known=True)
+        if code == 4:
+            for each in (judgement, judged(reading, known=False)):
+                assert (active(each), each.verdict.blockers) == ([], ())
+                assert each.conditions["gpu-lost"].status is Status.UNKNOWN
+                assert each.conditions["gpu-lost"].reason == "no-permission"
+            continue
         only(judgement, "gpu-lost", Gate.SERVING)
         assert judgement.conditions["gpu-lost"].reason == ("lost" if code == 15 else "unreachable")
         assert judgement.conditions["gpu-lost"].gpus == (("0", bench.baseline.gpus[0].uuid),)

@@ -223,12 +223,12 @@ async def test_links_that_went_down(make: MakeClient, scenario: Scenario) -> Non
 
 
 @pytest.mark.parametrize(
-    ("down", "fabric", "expected"), [(18, 0, (0, 0)), (14, 0, (4, 4)), (18, 3, (0, 0)), (3, 3, (15, 18))]
+    ("down", "fabric", "expected"), [(18, 0, (0, 0)), (14, 0, (4, 4)), (18, 3, (0, 18)), (3, 3, (15, 18))]
 )
 async def test_links_that_never_were_up(
     make: MakeClient, scenario: Scenario, down: int, fabric: int, expected: tuple[int, int]
 ) -> None:
-    """Links without a peer, as on a GPU without bridge, are not down; in a fabric every link has a peer."""
+    """Links without a peer, as on a GPU without bridge, are not down; in a fabric every link counts, also at first."""
     scenario.set(nvlinks_down=down, fabric_state=fabric)
     gpu = (await make().round(GENEROUS)).gpus[0]
     assert (gpu.nvlinks_active, gpu.nvlinks) == expected
@@ -452,6 +452,24 @@ async def test_xids_are_counted(make: MakeClient, scenario: Scenario) -> None:
     earlier = {xid.xid: xid for xid in reading.xids}
     assert (later[79].count, later[31]) == (2, earlier[31])
     assert later[79].last > earlier[79].last
+
+
+async def test_xids_follow_their_gpu(make: MakeClient, scenario: Scenario) -> None:
+    """When the driver renumbers, what was counted moves with its GPU and goes on; one that is gone keeps its index."""
+    uuids = [f"GPU-00000000-0000-4000-8000-{number:012d}" for number in range(4)]
+    scenario.set({"gpus": 4} | {f"uuid@{index}": uuid for index, uuid in enumerate(uuids)})
+    client = make()
+    await client.round(GENEROUS)
+    scenario.set({"xid@1": "13", "xid@3": "79,31", "xid_sequence": 1})
+    await client.round(GENEROUS)
+    scenario.set({"gpus": 3, "uuid@1": uuids[2], "uuid@2": uuids[3], "xid@1": None, "xid@3": None})
+    scenario.set(driver_generation=1)
+    await client.round(GENEROUS)  # ends the session
+    found = {(one.uuid, one.xid): (one.index, one.count) for one in (await client.round(GENEROUS)).xids}
+    assert found == {(uuids[1], 13): (1, 1), (uuids[3], 79): (2, 1), (uuids[3], 31): (2, 1)}
+    scenario.set({"xid@2": 79, "xid_sequence": 2})
+    found = {(one.uuid, one.xid): (one.index, one.count) for one in (await client.round(GENEROUS)).xids}
+    assert found == {(uuids[1], 13): (1, 1), (uuids[3], 79): (2, 2), (uuids[3], 31): (2, 1)}
 
 
 async def test_xids_outlive_the_worker(make: MakeClient, scenario: Scenario) -> None:

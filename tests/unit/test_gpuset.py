@@ -56,7 +56,8 @@ ENVIRONMENTS: list[tuple[str, dict[str, str], dict[str, Any], tuple[str | None, 
     # The container counts its GPUs by PCI address: its GPU 1 is the node's GPU 6.
     ("index-of-given", {"NVIDIA_VISIBLE_DEVICES": "GPU-6,GPU-4", "CUDA_VISIBLE_DEVICES": "1"}, {}, (CUDA, named(6))),
     ("given-by-index-on-host", {"NVIDIA_VISIBLE_DEVICES": "1,2"}, {}, (NVIDIA, named(1, 2))),
-    ("all-on-host", {"NVIDIA_VISIBLE_DEVICES": "all"}, {}, (NVIDIA, named(*range(8)))),
+    ("all-on-host", {"NVIDIA_VISIBLE_DEVICES": "all"}, {"launch": {"tp_size": 2}}, (NVIDIA, named(0, 1))),
+    ("all-of-unknown-size", {"NVIDIA_VISIBLE_DEVICES": "all"}, {}, (None, [])),
     ("void", {"NVIDIA_VISIBLE_DEVICES": "void"}, {}, (None, [])),
     ("none", {"NVIDIA_VISIBLE_DEVICES": "none"}, {}, (None, [])),
     ("nothing", {}, {}, (None, [])),
@@ -83,9 +84,42 @@ def test_the_servers_environment(
 def test_indices_of_the_node_need_all_of_it(listed: str, known: bool) -> None:
     """In a container the node's indices mean something only if it sees every GPU of the node."""
     environ = {"NVIDIA_VISIBLE_DEVICES": listed}
-    assert (found(environ, placement=Placement.CONTAINER)[0] == NVIDIA) is known
+    sizes: dict[str, Any] = {"launch": {"tp_size": 2}}
+    assert (found(environ, placement=Placement.CONTAINER, **sizes)[0] == NVIDIA) is known
     partly = replace(EIGHT, module_gpus=16)
-    assert found(environ, one=partly, placement=Placement.CONTAINER) == (None, [])
+    assert found(environ, one=partly, placement=Placement.CONTAINER, **sizes) == (None, [])
+
+
+@pytest.mark.parametrize("placement", list(Placement))
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "/var/run/nvidia-container-devices",
+        "nvidia.com/gpu=3",
+        "nvidia.com/gpu=all",
+        "0000:00:09.0",
+        "00000000:09:00.0",
+        "GPU-3,nvidia.com/gpu=4",
+        "none,",
+    ],
+)
+def test_what_is_neither_index_nor_uuid_names_no_gpu(listed: str, placement: Placement) -> None:
+    """Mounted volumes, names of CDI and PCI addresses leave the set unknown, and the reason says so."""
+    environ = {"NVIDIA_VISIBLE_DEVICES": listed}
+    result = server_gpus(Settings(), target(environ), EIGHT, standing(placement), None)
+    assert (result.known, result.gpus) == (False, ())
+    assert "names something else than indices and uuids" in result.why
+    assert found(environ | {"CUDA_VISIBLE_DEVICES": "0"}, placement=placement) == (None, [])
+    assert found(environ | {"CUDA_VISIBLE_DEVICES": "GPU-2"}, placement=placement) == (CUDA, named(2))
+
+
+@pytest.mark.parametrize("placement", [Placement.HOST, Placement.CONTAINER])
+def test_every_gpu_is_not_the_servers_while_its_sizes_are_unknown(placement: Placement) -> None:
+    """A container that was given all GPUs may use one of them: judged as a server in the agent's own view."""
+    environ = {"NVIDIA_VISIBLE_DEVICES": "all"}
+    assert found(environ, placement=placement) == found({}, placement=placement, **HERE) == (None, [])
+    info = ServerInfo(tp_size=2, device="cuda")
+    assert found(environ, placement=placement, info=info) == (NVIDIA, named(0, 1))
 
 
 def test_the_setting_wins() -> None:

@@ -11,7 +11,7 @@ import structlog
 
 from sidecar.catalog import build as build_catalog
 from sidecar.model import Outcome, Scope, Severity, Status, Transition
-from sidecar.report import build, encode, exit_code, facts, headline, schema, text, when
+from sidecar.report import build, encode, exit_code, facts, gpu_names, headline, schema, text, when
 from tests.samples import NOW, DriverSection, Facts, GpuSection, catalog, condition, probe, snapshot
 
 DRIVER = Facts(
@@ -283,3 +283,12 @@ def test_headline_is_one_line() -> None:
     """A message of several lines cannot break the first line."""
     report = build(snapshot(condition("gpu-lost", Status.TRUE, message="a\nb")), catalog())
     assert headline(report) == "critical: gpu-lost: a b"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shown"),
+    [(("3", "GPU-3"), "3 (GPU-3)"), (("", "GPU-3"), "GPU-3"), (("3", ""), "3")],
+)
+def test_a_gpu_is_named_by_what_is_known_of_it(gpu: tuple[str, str], shown: str) -> None:
+    """A GPU that answers to nobody has no uuid, one that was never seen no index; neither leaves a gap."""
+    assert gpu_names({"gpus": [{"gpu": gpu[0], "uuid": gpu[1]}]}) == shown

@@ -13,6 +13,8 @@ DEADLINE: Final = 5.0
 SUCCESS: Final = 0
 LOST: Final = 15
 """NVML's code for a GPU that has fallen off the bus."""
+NO_PERMISSION: Final = 4
+"""NVML's code for a device that this process may not open; NVML lists such devices too."""
 GPU_HUNG: Final = "hung"
 """The code of a GPU that is left out because a call to it did not return."""
 
@@ -24,6 +26,7 @@ SHARED_REASONS: Final[Mapping[str, str]] = {
 """Tokens of an unknown condition, the same for all codes of this probe, beside those of all probes."""
 GPU_REASONS: Final[Mapping[str, str]] = {
     "no-gpu": "NVML shows no GPU that could be judged",
+    "no-permission": "this process may not open a GPU that NVML lists (code 4), so nothing can be said of it",
     "gpu-silent": "a GPU does not answer, so nothing can be said of it",
     "not-read": "a GPU did not tell what this depends on, for another reason than not having it",
 }

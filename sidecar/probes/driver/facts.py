@@ -9,9 +9,9 @@ from typing import Final
 
 from sidecar.config import Settings
 from sidecar.gpuset import CountSource, Expected, GpuSet, Member, Pins, expected_gpus, mig_parents, server_gpus
-from sidecar.model import Standing, Target
+from sidecar.model import Placement, Standing, Target
 from sidecar.nvml.reading import GpuReading, NvmlReading
-from sidecar.probes.driver.declare import DEADLINE, NAME, SUCCESS
+from sidecar.probes.driver.declare import DEADLINE, GPU_HUNG, NAME, NO_PERMISSION, SUCCESS
 from sidecar.serverinfo import ServerInfo
 from sidecar.services import Services
 
@@ -57,7 +57,8 @@ class DriverFacts:
 
     ``expected`` is how many GPUs the server needs here. ``highest`` is the most that were visible at once.
     ``vanished`` were visible earlier; ``unseen`` belong to the server and never were. ``assumed`` are indices of
-    GPUs without a known uuid that can only be members of the set. ``trends`` is keyed by `key`. ``loaded_at`` is when
+    GPUs without a known uuid that can only be members of the set. ``unanswering`` belong to the server and can only
+    be among several GPUs that neither answer nor have a known uuid. ``trends`` is keyed by `key`. ``loaded_at`` is when
     the driver came back, in epoch seconds, 0 where it was there from the start. ``detail`` asks for all families.
     """
 
@@ -68,18 +69,33 @@ class DriverFacts:
     vanished: tuple[Gone, ...] = ()
     unseen: tuple[Member, ...] = ()
     assumed: frozenset[int] = frozenset()
+    unanswering: tuple[Member, ...] = ()
     trends: Mapping[str, Trend] = field(default_factory=dict)
     loaded_at: float = 0.0
     detail: bool = False
 
-    def in_scope(self, index: int, uuid: str | None) -> bool | None:
-        """Whether a GPU is the server's; None while it is not known which ones are."""
+    def in_scope(self, index: int | None, uuid: str | None) -> bool | None:
+        """Whether a GPU is the server's; None while that is not known.
+
+        A GPU without a known uuid may be any of the server's that no other one is.
+        """
         held = self.gpu_set.holds(index, uuid)
-        return True if held is False and uuid is None and index in self.assumed else held
+        if held is not False or uuid is not None:
+            return held
+        if index in self.assumed:
+            return True
+        return None if _not_shown(self.gpu_set, self.reading) else False
 
     def trend(self, index: int, uuid: str | None) -> Trend:
         """What was seen to happen to a GPU."""
         return self.trends.get(key(index, uuid), Trend())
+
+
+def _not_shown(gpu_set: GpuSet, reading: NvmlReading) -> tuple[Member, ...]:
+    """The server's GPUs that NVML shows neither by their uuid nor, where that is not known, by their index."""
+    uuids = {gpu.uuid for gpu in reading.gpus}
+    indices = {gpu.index for gpu in reading.gpus}
+    return tuple(one for one in gpu_set.gpus if (one.uuid not in uuids if one.uuid else one.index not in indices))
 
 
 def key(index: int, uuid: str | None) -> str:
@@ -152,7 +168,7 @@ class DriverMemory:
         if reading.code == SUCCESS and self.failed_with in _NO_DRIVER:
             self.loaded_at = now
         self.failed_with = reading.code
-        self._pin(reading)
+        self._pin(reading, keep=bool(settings.gpus))
         gpu_set = server_gpus(
             settings, self.target, reading, standing, self.info, pins=Pins(indices=self._pins, mig=self._mig)
         )
@@ -161,10 +177,15 @@ class DriverMemory:
         if listed:
             self.highest = max(self.highest, len(reading.gpus))
             self.seen |= {gpu.uuid: gpu.index for gpu in reading.gpus if gpu.uuid is not None}
-        unseen = tuple(one for one in gpu_set.gpus if one.uuid not in self.seen) if listed else ()
-        nameless = frozenset(gpu.index for gpu in reading.gpus if gpu.uuid is None)
-        # As many members without a GPU as GPUs without a name: they can only be each other.
-        assumed = nameless if len(unseen) == len(nameless) else frozenset[int]()
+        unseen = tuple(one for one in _not_shown(gpu_set, reading) if one.uuid not in self.seen) if listed else ()
+        taken = {one.index for one in gpu_set.gpus if one.uuid is None}
+        nameless = [gpu for gpu in reading.gpus if gpu.uuid is None and gpu.index not in taken]
+        # Where every GPU of the node is visible, the members without a GPU are among the GPUs without a name if there
+        # are enough of those; if there are as many, they can only be each other.
+        whole = standing.placement is Placement.HOST or reading.count == reading.module_gpus
+        among = bool(unseen) and whole and len(nameless) >= len(unseen)
+        equal = among and len(nameless) == len(unseen)
+        dead = all(gpu.code not in (SUCCESS, GPU_HUNG, NO_PERMISSION) for gpu in nameless)
         return DriverFacts(
             reading=reading,
             gpu_set=gpu_set,
@@ -173,17 +194,21 @@ class DriverMemory:
             vanished=tuple(
                 Gone(index=index, uuid=uuid) for uuid, index in self.seen.items() if listed and uuid not in shown
             ),
-            unseen=() if assumed else unseen,
-            assumed=assumed,
+            unseen=() if among else unseen,
+            assumed=frozenset(gpu.index for gpu in nameless) if equal else frozenset[int](),
+            unanswering=unseen if among and not equal and dead else (),
             trends=self._trends(reading, now),
             loaded_at=self.loaded_at,
             detail=settings.gpu_detail,
         )
 
-    def _pin(self, reading: NvmlReading) -> None:
-        """Remember what indices and MIG devices meant when the server, which counts the same, was first seen."""
+    def _pin(self, reading: NvmlReading, *, keep: bool) -> None:
+        """Remember what indices and MIG devices meant when the server, which counts the same, was first seen.
+
+        ``keep``: they are the operator's, who does not count anew with each process of the server.
+        """
         server = None if self.target is None else (self.target.pid, self.target.create_time)
-        if server != self._pinned_for:
+        if server != self._pinned_for and not keep:
             self._pinned_for = server
             self._pins.clear()
             self._mig.clear()

@@ -9,12 +9,12 @@ from typing import Final
 from sidecar.gpuset import GpuSource
 from sidecar.model import ConditionType, Finding, Gate, Severity
 from sidecar.nvml.reading import GpuReading, XidCount
-from sidecar.probes.driver.declare import gpu_condition, unknown
-from sidecar.probes.driver.facts import DriverFacts
+from sidecar.probes.driver.declare import LOST, gpu_condition, unknown
+from sidecar.probes.driver.facts import DriverFacts, key
 from sidecar.probes.driver.hits import Hit, Look, Unread, conclude, hit, name, survey, unread
 from sidecar.probes.driver.presence import GPU_LOST, GPU_MISSING
 from sidecar.probes.driver.state import CAUSES
-from sidecar.probes.driver.xids import XidClass, XidReason, explain
+from sidecar.probes.driver.xids import Xid, XidClass, XidReason, explain
 
 XID_CRITICAL_SECONDS: Final = 24 * 3600.0
 """How long an Xid that means broken hardware stays active, unless the driver is loaded anew before."""
@@ -44,8 +44,8 @@ XID_CRITICAL: Final = gpu_condition(
     "hours after the last one, or until the driver was loaded anew or the GPU recovered. What was reported before the "
     "sidecar started is not visible. Xids that are faults of a program (13, 31, 43, 45, 68, 69 and kin) are only "
     "counted.",
-    remedy=_DRAIN + "and reset it with `nvidia-smi -i GPU -r`; power-cycle the node for Xid 79; replace the GPU if "
-    "it returns.",
+    remedy=_DRAIN + "and reset it with `nvidia-smi -i GPU -r`; power-cycle the node instead for Xid 79 and 167, since "
+    "a GPU that is off the bus cannot be reset; replace the GPU if it returns.",
     reasons={
         XidReason.FELL_OFF_BUS: "the GPU has fallen off the bus (79, 167)",
         XidReason.MEMORY: "memory errors that could not be corrected or contained (48, 64, 95, 140)",
@@ -74,7 +74,7 @@ RECOVERY: Final = gpu_condition(
         "recover-imex-domain": "the NVLink domain of several nodes must be recovered",
         "drain-reset": "the GPU works with less than it has; it must be reset once its work has ended",
         "drain-p2p": "work that uses peer-to-peer access must end",
-        "other": "another action, which the message names",
+        "other": "an action that this release does not know",
     },
     depends_on=(*_GONE, REMAP_FAILED.code, XID_CRITICAL.code),
 )
@@ -113,7 +113,8 @@ XID_WARNING: Final = gpu_condition(
     title="The driver reported a fault of a GPU that it handled",
     when="The driver reported an Xid that it contained (63, 92, 94 and kin), or one that this release does not know, "
     "within the last hour.",
-    remedy="Let the work finish, then reset the GPU when convenient: `nvidia-smi -i GPU -r`.",
+    remedy="Let the work finish, then reset the GPU when convenient: `nvidia-smi -i GPU -r`. Look up a code that is "
+    "not in the table in NVIDIA's Xid catalogue.",
     reasons={
         XidReason.MEMORY: "memory errors that were corrected, remapped or contained (63, 92, 93, 94, 168, 171, 172)",
         XidReason.NVLINK: "corrected errors on a link (121)",
@@ -146,7 +147,9 @@ NVLINK_DOWN: Final = gpu_condition(
     Severity.WARNING,
     Gate.NEVER,
     title="NVLinks of a GPU are down",
-    when="Fewer NVLinks are active than the GPU has.",
+    when="Fewer NVLinks are active than should be: every one that the GPU supports on an NVSwitch system (its fabric "
+    "registration is completed), whether or not it was ever up; for any other GPU those that were up since the sidecar "
+    "started, since a GPU without a bridge has links that lead nowhere.",
     remedy="Look at `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e`; drain the node, reset all its GPUs together, "
     "and check the seating of boards and bridges if links stay down.",
     reasons={"links-down": "some links are not active"},
@@ -237,7 +240,6 @@ def judge(facts: DriverFacts, now: float) -> Mapping[str, Finding]:
 
 
 _REMEDIES: Final[Mapping[str, str]] = {
-    RECOVERY.code: _DRAIN + "and reset it: `nvidia-smi -i {gpus} -r`; reboot the node where the reason asks for it.",
     ECC.code: "Let the work finish, drain the node and reset the GPU: `nvidia-smi -i {gpus} -r`; replace it if errors "
     "return.",
     REMAP_PENDING.code: "Let the work finish, drain the node and reset the GPU: `nvidia-smi -i {gpus} -r`.",
@@ -275,7 +277,27 @@ def _recovery(gpu: GpuReading, _facts: DriverFacts) -> Hit | Unread | None:
         return unread(gpu, *_FIELDS)
     if action == "none":
         return None
-    return hit(gpu, action if action in RECOVERY.reasons else "other", f"asks for: {action}")
+    if action in _RECOVERIES:
+        return hit(gpu, action, f"asks for: {action}", action=_RECOVERIES[action])
+    # "other" is a number that NVML's reader has no name for.
+    named = "" if action == "other" else f" ({action})"
+    return hit(gpu, "other", f"asks for an action that this release does not know{named}", action=_OTHER_RECOVERY)
+
+
+_REBOOT: Final = "drain the node and reboot it"
+_RECOVERIES: Final[Mapping[str, str]] = {
+    "system-reboot": _REBOOT,
+    "reboot": _REBOOT,
+    "bus-reset": "drain the node, stop what uses the GPU, and reset it over its PCI bus; reboot the node where that "
+    "cannot be done",
+    "reset": "drain the node, stop what uses the GPU, and reset it: `nvidia-smi -i {gpus} -r`",
+    "recover-imex-domain": "stop the work in the NVLink domain and recover it: `systemctl restart nvidia-imex` on "
+    "each of its nodes",
+    "drain-reset": "start no new work on the GPU, let what runs there finish, then reset it: `nvidia-smi -i {gpus} -r`",
+    "drain-p2p": "end all work that uses peer-to-peer access to the GPU; what runs on one GPU alone may go on",
+}
+"""What to do for each action that the driver asks for."""
+_OTHER_RECOVERY: Final = "drain the node, and do what `nvidia-smi -q -i {gpus}` calls the GPU's recovery action"
 
 
 def _ecc(gpu: GpuReading, facts: DriverFacts) -> Hit | Unread | None:
@@ -379,11 +401,7 @@ _LOOKS: Final[tuple[tuple[ConditionType, Look], ...]] = (
 def _xids(kind: ConditionType, facts: DriverFacts, now: float) -> Finding:
     hits = tuple(_reported(kind, facts, now))
     missed = [("events-unavailable", sentence) for sentence in _unheard(facts)]
-    actions = dict.fromkeys(explain(one.xid).action for one in facts.reading.xids if _concerns(kind, one, facts, now))
-    remedy = "; ".join(f"{action[:1].upper()}{action[1:]}" for action in actions)
-    return conclude(
-        kind, hits, facts, missed=missed, remedy=f"{remedy} (`nvidia-smi -i {{gpus}} -r`)." if remedy else None
-    )
+    return conclude(kind, hits, facts, missed=missed)
 
 
 def _unheard(facts: DriverFacts) -> Iterable[str]:
@@ -405,7 +423,13 @@ def _concerns(kind: ConditionType, one: XidCount, facts: DriverFacts, now: float
 
 
 def _reported(kind: ConditionType, facts: DriverFacts, now: float) -> Iterable[Hit]:
-    addresses = {gpu.index: gpu.pci_bus_id for gpu in facts.reading.gpus}
+    # By uuid where there is one: the index of a GPU that is gone may be another's by now.
+    addresses = {key(gpu.index, gpu.uuid): gpu.pci_bus_id for gpu in facts.reading.gpus}
+    off_bus = {key(gpu.index, gpu.uuid) for gpu in facts.reading.gpus if gpu.code == LOST} | {
+        key(one.index, one.uuid)
+        for one in facts.reading.xids
+        if explain(one.xid).reason is XidReason.FELL_OFF_BUS and _concerns(XID_CRITICAL, one, facts, now)
+    }
     for one in facts.reading.xids:
         entry = explain(one.xid)
         if entry.reason is not None and _concerns(kind, one, facts, now):
@@ -414,10 +438,21 @@ def _reported(kind: ConditionType, facts: DriverFacts, now: float) -> Iterable[H
             yield Hit(
                 index=one.index,
                 uuid=one.uuid,
-                pci=addresses.get(one.index),
+                pci=addresses.get(key(one.index, one.uuid)),
                 reason=entry.reason,
                 text=f"reported Xid {one.xid} ({entry.meaning}) {times}, last at {at}",
+                action=_action(entry, off_bus=key(one.index, one.uuid) in off_bus),
             )
+
+
+def _action(entry: Xid, *, off_bus: bool) -> str:
+    """Say what to do about an Xid. A GPU that is off the bus cannot be reset, whatever else it reported."""
+    if not entry.resets:
+        return entry.action
+    return explain(_OFF_BUS).action if off_bus else f"{entry.action} (`nvidia-smi -i {{gpus}} -r`)"
+
+
+_OFF_BUS: Final = 79
 
 
 # -- what it was made into ------------------------------------------------------------------------------

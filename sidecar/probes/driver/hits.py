@@ -8,7 +8,7 @@ from typing import Final
 
 from sidecar.model import ConditionType, Finding, Gate, Severity, Status
 from sidecar.nvml.reading import GpuReading
-from sidecar.probes.driver.declare import GPU_HUNG, LOST, SUCCESS, fine, unknown
+from sidecar.probes.driver.declare import GPU_HUNG, LOST, NO_PERMISSION, SUCCESS, fine, unknown
 from sidecar.probes.driver.facts import DriverFacts
 
 ABSENT: Final = frozenset({2, 3, 13, 22, 25, 26, "not-in-binding"})
@@ -20,16 +20,20 @@ binding, does not have it. Any other code means that it is there and was not rea
 class Hit:
     """Something that is wrong with one GPU.
 
-    ``text`` completes the sentence that begins with the GPU's name. ``severity`` lowers the declared one.
+    ``text`` completes the sentence that begins with the GPU's name. ``index`` is None where it is not known.
+    ``severity`` lowers the declared one. ``action`` is what to do about this one, a clause in which ``{gpus}`` stands
+    for what ``nvidia-smi -i`` takes. ``member`` marks what the server's list of GPUs names itself.
     """
 
-    index: int
+    index: int | None
     uuid: str | None
     reason: str
     text: str
     pci: str | None = None
     severity: Severity | None = None
     final: bool = False
+    action: str | None = None
+    member: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,9 @@ Look = Callable[[GpuReading, DriverFacts], Hit | Unread | None]
 """Judges one GPU that answers: something is wrong, it cannot be told, or all is fine."""
 
 
-def hit(gpu: GpuReading, reason: str, text: str, **more: Severity | bool | None) -> Hit:
+def hit(gpu: GpuReading, reason: str, text: str, **more: Severity | bool | str | None) -> Hit:
     """Make a hit of a GPU that NVML shows."""
-    return Hit(index=gpu.index, uuid=gpu.uuid, pci=gpu.pci_bus_id, reason=reason, text=text, **more)  # type: ignore[arg-type]  # the two optional fields
+    return Hit(index=gpu.index, uuid=gpu.uuid, pci=gpu.pci_bus_id, reason=reason, text=text, **more)  # type: ignore[arg-type]  # the optional fields
 
 
 def unread(gpu: GpuReading, *calls: str) -> Unread | None:
@@ -58,8 +62,10 @@ def unread(gpu: GpuReading, *calls: str) -> Unread | None:
     return None
 
 
-def name(index: int, uuid: str | None, pci: str | None = None) -> str:
+def name(index: int | None, uuid: str | None, pci: str | None = None) -> str:
     """Name a GPU so that it can be found from any container: "GPU 3 (GPU-5b7c1f0e, 00000000:06:00.0)"."""
+    if index is None:
+        return uuid or "A GPU"
     return f"GPU {index} ({', '.join(part for part in (uuid or 'uuid unknown', pci) if part)})"
 
 
@@ -71,7 +77,7 @@ def survey(kind: ConditionType, look: Look, facts: DriverFacts, *, remedy: str |
         mine = facts.in_scope(gpu.index, gpu.uuid)
         if gpu.code != SUCCESS:
             if mine is not False:
-                missed.append(("gpu-silent", f"{name(gpu.index, gpu.uuid, gpu.pci_bus_id)} does not answer."))
+                missed.append(mute(gpu))
             continue
         seen = look(gpu, facts)
         if isinstance(seen, Hit):
@@ -92,9 +98,9 @@ def conclude(
 ) -> Finding:
     """Turn hits into one finding; without any, it is unknown if something was missed, else it does not hold.
 
-    The GPUs that are the server's decide the reason and the severity. While that is not known, and where none of
-    them is the server's, it is at most a warning and gates nothing: one dead GPU must not take its neighbours'
-    pods out.
+    The GPUs that are the server's decide the reason, the severity and the remedy. While that is not known, and where
+    none of them is the server's, it is at most a warning and gates nothing: one dead GPU must not take its
+    neighbours' pods out.
     """
     if not hits:
         for reason, message in missed:
@@ -106,19 +112,25 @@ def conclude(
         if len(facts.reading.gpus) < (facts.reading.count or 0):
             return unknown(kind.code, "gpu-silent", "A call to one GPU hung before every other one had been read.")
         return fine(kind.code)
-    mine = [one for one in hits if facts.in_scope(one.index, one.uuid)]
-    others = [one for one in hits if one not in mine]
-    deciding = mine or others
+    scopes = [True if one.member else facts.in_scope(one.index, one.uuid) for one in hits]
+    mine, doubtful, foreign = (
+        [one for one, scope in zip(hits, scopes, strict=True) if scope is wanted] for wanted in (True, None, False)
+    )
+    deciding = mine or doubtful or foreign
     order = list(kind.reasons)
     worst = min(deciding, key=lambda one: order.index(one.reason))
     severity = max((one.severity or kind.severity for one in deciding), key=lambda level: level.rank)
-    message = _sentence(mine or others)
+    message = _sentence(deciding)
     if not facts.gpu_set.known:
         message += " Which GPUs are the server's is not known."
-    elif mine and others:
-        message += f" Not the server's: {_sentence(others)}"
-    elif others:
-        message += " The server uses none of these GPUs." if len(others) > 1 else " The server does not use this GPU."
+    elif mine and doubtful:
+        message += f" Not known whose: {_sentence(doubtful)}"
+    elif doubtful:
+        message += f" Whether the server uses {'these GPUs' if len(doubtful) > 1 else 'this GPU'} is not known."
+    if foreign and deciding is not foreign:
+        message += f" Not the server's: {_sentence(foreign)}"
+    elif foreign:
+        message += " The server uses none of these GPUs." if len(foreign) > 1 else " The server does not use this GPU."
     if not mine and severity.rank > Severity.WARNING.rank:
         severity = Severity.WARNING
     return Finding(
@@ -126,8 +138,8 @@ def conclude(
         status=Status.TRUE,
         reason=worst.reason,
         message=message,
-        remedy=None if remedy is None else remedy.format(gpus=_selector(deciding)),
-        gpus=tuple(dict.fromkeys((str(one.index), one.uuid or "") for one in (*mine, *others))),
+        remedy=_actions(deciding) if remedy is None else remedy.format(gpus=_selector(deciding)),
+        gpus=tuple(dict.fromkeys(_labels(one) for one in (*mine, *doubtful, *foreign))),
         final=any(one.final for one in deciding),
         severity=severity,
         gate=None if mine else Gate.NEVER,
@@ -138,9 +150,30 @@ def _sentence(hits: Sequence[Hit]) -> str:
     return "; ".join(f"{name(one.index, one.uuid, one.pci)} {one.text}" for one in hits) + "."
 
 
+def _labels(one: Hit) -> tuple[str, str]:
+    return "" if one.index is None else str(one.index), one.uuid or ""
+
+
+def _actions(hits: Sequence[Hit]) -> str | None:
+    """Join what is to be done about each of them; every action names the GPUs that it is for. None without any."""
+    clauses: list[str] = []
+    for action in dict.fromkeys(one.action for one in hits if one.action is not None):
+        clause = action.format(gpus=_selector([one for one in hits if one.action == action]))
+        clauses.append(clause[:1].upper() + clause[1:])
+    return "; ".join(clauses) + "." if clauses else None
+
+
 def _selector(hits: Sequence[Hit]) -> str:
     """What ``nvidia-smi -i`` takes: a uuid means the same GPU in every container and on the host."""
-    return ",".join(dict.fromkeys(one.uuid or str(one.index) for one in hits))
+    return ",".join(dict.fromkeys(one.uuid or str(one.index) for one in hits if one.uuid or one.index is not None))
+
+
+def mute(gpu: GpuReading) -> tuple[str, str]:
+    """Say why nothing is known of a GPU that does not answer: a token and a sentence."""
+    where = name(gpu.index, gpu.uuid, gpu.pci_bus_id)
+    if gpu.code == NO_PERMISSION:
+        return "no-permission", f"{where} may not be opened by this process (NVML code 4)."
+    return "gpu-silent", f"{where} does not answer."
 
 
 def silence(gpu: GpuReading) -> str:

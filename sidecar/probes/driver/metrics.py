@@ -95,7 +95,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
     _gpu_gauge("gpu_pcie_link_width", f"{_DETAIL}PCIe lanes that the link uses."),
     _gpu_gauge("gpu_pcie_link_width_max", f"{_DETAIL}most PCIe lanes that GPU and slot can use together."),
     _gpu_gauge("gpu_nvlink_links_active", f"{_DETAIL}NVLinks that are up."),
-    _gpu_gauge("gpu_nvlink_links", f"{_DETAIL}NVLinks that the GPU has."),
+    _gpu_gauge(
+        "gpu_nvlink_links",
+        f"{_DETAIL}NVLinks that the GPU supports on an NVSwitch system, else those that were ever up.",
+    ),
     _gpu_gauge(
         "gpu_fabric_healthy",
         f"{_DETAIL}1 if the registration with the NVSwitch fabric is complete; absent without such a fabric.",
@@ -121,7 +124,8 @@ def samples(facts: DriverFacts) -> Iterable[Sample]:
         yield Sample("gpus_expected", (), float(facts.expected.count))
     if reading.code == SUCCESS and reading.count is not None:
         yield Sample("gpus_visible", (), float(reading.count))
-        if facts.gpu_set.known:
+        # A round that was cut short lists less than there is: the number would be too small.
+        if facts.gpu_set.known and len(reading.gpus) >= reading.count:
             mine = sum(facts.in_scope(gpu.index, gpu.uuid) is True for gpu in reading.gpus)
             yield Sample("gpus_in_scope", (), float(mine))
     for gpu in reading.gpus:

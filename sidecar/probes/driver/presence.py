@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from sidecar.gpuset import CountSource
+from sidecar.gpuset import CountSource, Member
 from sidecar.model import ConditionType, Finding, Gate, Placement, Severity, Status
-from sidecar.probes.driver.declare import GPU_HUNG, LOST, SUCCESS, fine, gpu_condition, unknown
+from sidecar.probes.driver.declare import GPU_HUNG, LOST, NO_PERMISSION, SUCCESS, fine, gpu_condition, unknown
 from sidecar.probes.driver.facts import DriverFacts
-from sidecar.probes.driver.hits import Hit, conclude, hit, name, silence
+from sidecar.probes.driver.hits import Hit, conclude, hit, mute, name, silence
 from sidecar.probes.driver.state import CAUSES, HUNG, NO_ACCESS
 
 GPU_LOST: Final = gpu_condition(
@@ -17,7 +17,8 @@ GPU_LOST: Final = gpu_condition(
     Severity.CRITICAL,
     Gate.SERVING,
     title="A GPU does not answer",
-    when="A GPU answers NVML code 15, or cannot be addressed at all.",
+    when="A GPU answers NVML code 15, or cannot be addressed at all. One that this process may not open (code 4) is "
+    "not lost.",
     remedy="Drain the node and power-cycle it; if the GPU is lost again, check power, cooling and seating, and "
     "replace it.",
     reasons={
@@ -37,8 +38,8 @@ GPU_MISSING: Final = gpu_condition(
     "(`dmesg | grep -i nvrm`), and power-cycle the node; replace the GPU if it stays away.",
     reasons={
         "vanished": "a GPU that was visible earlier is no more, with its uuid in the message",
-        "not-listed": "a GPU that is known to be the server's was never visible, and the kernel module does not list "
-        "as many either",
+        "not-listed": "a GPU that is known to be the server's was never visible, although every GPU that the kernel "
+        "module lists is, or it does not list as many either",
         "fewer-than-expected": "NVML shows, or the server was given, fewer GPUs than it needs",
     },
     depends_on=CAUSES,
@@ -49,21 +50,39 @@ CONDITIONS: Final[tuple[ConditionType, ...]] = (GPU_LOST, GPU_MISSING)
 def judge(facts: DriverFacts, placement: Placement) -> Mapping[str, Finding]:
     """Judge a round in which NVML could be asked for its GPUs."""
     return {
-        GPU_LOST.code: conclude(GPU_LOST, tuple(_silent(facts)), facts, missed=_hanging(facts)),
+        GPU_LOST.code: conclude(GPU_LOST, tuple(_silent(facts)), facts, missed=_unheard(facts)),
         GPU_MISSING.code: _missing(facts, placement),
     }
 
 
 def _silent(facts: DriverFacts) -> Iterable[Hit]:
     for gpu in facts.reading.gpus:
-        if gpu.code not in (SUCCESS, GPU_HUNG):
+        if gpu.code not in (SUCCESS, GPU_HUNG, NO_PERMISSION):
             yield hit(gpu, "lost" if gpu.code == LOST else "unreachable", silence(gpu), final=gpu.code == LOST)
+    nameless = [gpu for gpu in facts.reading.gpus if gpu.uuid is None]
+    lost = all(gpu.code == LOST for gpu in nameless)
+    for member in facts.unanswering:
+        yield _absent(
+            member,
+            "lost" if lost else "unreachable",
+            f"belongs to the server and is among the {len(nameless)} GPUs that do not answer: no other has its uuid",
+            final=lost,
+        )
 
 
-def _hanging(facts: DriverFacts) -> Iterable[tuple[str, str]]:
+def _absent(member: Member, reason: str, text: str, *, final: bool = False) -> Hit:
+    """Make a hit of a GPU of the server that NVML does not show."""
+    return Hit(index=member.index, uuid=member.uuid, reason=reason, text=text, final=final, member=True)
+
+
+def _unheard(facts: DriverFacts) -> Iterable[tuple[str, str]]:
     for gpu in facts.reading.gpus:
-        if gpu.code == GPU_HUNG and facts.in_scope(gpu.index, gpu.uuid) is not False:
-            yield "gpu-silent", f"{name(gpu.index, gpu.uuid, gpu.pci_bus_id)} is left out: a call to it hung."
+        if facts.in_scope(gpu.index, gpu.uuid) is False:
+            continue
+        if gpu.code == NO_PERMISSION:
+            yield mute(gpu)
+        elif gpu.code == GPU_HUNG:
+            yield "gpu-silent", f"{name(gpu.index, gpu.uuid, gpu.pci_bus_id)} is left out: it did not answer in time."
 
 
 def hanging(facts: DriverFacts) -> Finding:
@@ -79,7 +98,7 @@ def hanging(facts: DriverFacts) -> Finding:
                 uuid=gpu.uuid if gpu else None,
                 pci=gpu.pci_bus_id if gpu else None,
                 reason="gpu-hung",
-                text=f"does not return from {call}; it is left out, and tried again every few rounds"
+                text=f"did not return from {call} in time; it is left out, and tried again every few rounds"
                 + ("; the worker that waits for it cannot be killed" if stuck else ""),
             )
         )
@@ -96,12 +115,36 @@ def hanging(facts: DriverFacts) -> Finding:
 
 
 def unseen(facts: DriverFacts, placement: Placement) -> Finding | None:
-    """Judge `sidecar-gpu-access` where NVML works: the server has GPUs that this container was not given."""
-    listed = facts.reading.module_gpus
-    if placement is not Placement.CONTAINER or not facts.unseen or listed is None:
+    """Judge `sidecar-gpu-access` where NVML works: the server has GPUs that this container may not use."""
+    return _not_given(facts, placement) or _refused(facts, placement)
+
+
+def _refused(facts: DriverFacts, placement: Placement) -> Finding | None:
+    """Judge whether this container may not open GPUs of the server; while those are not known, any at all."""
+    refused = [gpu for gpu in facts.reading.gpus if gpu.code == NO_PERMISSION]
+    if facts.gpu_set.known:
+        refused = [gpu for gpu in refused if facts.in_scope(gpu.index, gpu.uuid) is not False]
+    elif len(refused) < len(facts.reading.gpus):
+        return None
+    if placement is not Placement.CONTAINER or not refused:
+        return None
+    which = ", ".join(name(gpu.index, gpu.uuid, gpu.pci_bus_id) for gpu in refused)
+    return Finding(
+        code=NO_ACCESS.code,
+        status=Status.TRUE,
+        reason="no-permission",
+        message=f"This container may not open {which}: NVML answers 4, although it lists them.",
+        evidence=(f"GPUs that NVML shows: {facts.reading.count}",),
+    )
+
+
+def _not_given(facts: DriverFacts, placement: Placement) -> Finding | None:
+    """Judge whether the node has more GPUs than this container was given, and the server some of those."""
+    listed, visible = facts.reading.module_gpus, facts.reading.count
+    if placement is not Placement.CONTAINER or not facts.unseen or listed is None or visible is None:
         return None
     needed = facts.expected.count if facts.expected else len(facts.gpu_set.gpus)
-    if listed < max(needed, len(facts.gpu_set.gpus)):
+    if listed <= visible or listed < max(needed, len(facts.gpu_set.gpus)):
         return None
     given = ", ".join(member.uuid or member.given for member in facts.unseen)
     return Finding(
@@ -119,15 +162,11 @@ def _missing(facts: DriverFacts, placement: Placement) -> Finding:
         Hit(index=gone.index, uuid=gone.uuid, reason="vanished", text="was visible before and is no more")
         for gone in facts.vanished
     ]
-    no_access = unseen(facts, placement) is not None
-    if not no_access:
+    # Where /proc is masked nobody can say whether this container sees every GPU of the node.
+    masked = placement is Placement.CONTAINER and facts.reading.module_gpus is None
+    if not masked and _not_given(facts, placement) is None:
         hits += [
-            Hit(
-                index=-1 if member.index is None else member.index,
-                uuid=member.uuid,
-                reason="not-listed",
-                text=f"belongs to the server (as {member.given}) and was never visible",
-            )
+            _absent(member, "not-listed", f"belongs to the server (as {member.given}) and was never visible")
             for member in facts.unseen
         ]
     if hits:

@@ -51,7 +51,8 @@ NO_ACCESS = condition(
     Gate.NEVER,
     title="The sidecar has no access to the GPUs",
     when="In a container, NVML cannot be used (codes 12, 9, 4) although /proc shows a driver, or it never showed a GPU "
-    "that is known to be the server's (or any, while that is not known) although /proc lists enough. This says nothing "
+    "that is known to be the server's (or any, while that is not known) although /proc lists enough, or may not open "
+    "one (code 4). This says nothing "
     "of the server's container.",
     remedy="Give the sidecar's container the GPUs without claiming one: runtimeClassName: nvidia with "
     "NVIDIA_VISIBLE_DEVICES=all and NVIDIA_DRIVER_CAPABILITIES=utility, or the server's own device claim.",

@@ -51,11 +51,19 @@ class Xid:
     action: str
     reason: XidReason | None = None
 
+    @property
+    def resets(self) -> bool:
+        """Whether the action is to reset this one GPU, for which there is a command."""
+        return self.action in (_RESET, _CONVENIENT)
+
 
 _RESTART: Final = "restart the program that met it; look for its bug if it returns"
 _NOTHING: Final = "nothing; look at what else is reported at that moment"
 _RESET: Final = "drain the node and reset the GPU; replace it if it returns"
 _CONVENIENT: Final = "let the work finish, then reset the GPU"
+_POWER_CYCLE: Final = (
+    "drain the node and power-cycle it; check power, cooling and seating, and replace the GPU if it returns"
+)
 
 
 def _application(meaning: str) -> Xid:
@@ -120,7 +128,7 @@ XIDS: Final[Mapping[int, Xid]] = MappingProxyType(
         79: _hardware(
             "the GPU has fallen off the bus",
             XidReason.FELL_OFF_BUS,
-            "drain the node and power-cycle it; check power, cooling and seating, and replace the GPU if it returns",
+            _POWER_CYCLE,
         ),
         80: _application("a program's stream of commands was corrupted on its way to the GPU"),
         86: _application("an exception of the optical flow engine"),
@@ -153,7 +161,7 @@ XIDS: Final[Mapping[int, Xid]] = MappingProxyType(
         158: _hardware("the GPU stopped answering in time", XidReason.ENGINE),
         160: _contained("a memory channel was marked to be retired", XidReason.RETIREMENT),
         161: _hardware("a memory channel could not be retired", XidReason.RETIREMENT),
-        167: _hardware("a fatal time-out on PCIe", XidReason.FELL_OFF_BUS),
+        167: _hardware("a fatal time-out on PCIe", XidReason.FELL_OFF_BUS, _POWER_CYCLE),
         168: _contained("the usable memory of the GPU is smaller than it should be", XidReason.MEMORY),
         171: _contained("memory error that ECC could not correct, in DRAM", XidReason.MEMORY),
         172: _contained("memory error that ECC could not correct, in SRAM", XidReason.MEMORY),

@@ -163,6 +163,32 @@ def test_the_remedy_names_the_gpu_for_any_container() -> None:
     assert "nvidia-smi -i GPU-0,GPU-1 -r" in (judged(one)["gpu-recovery-required"].remedy or "")
 
 
+RECOVERIES = {
+    "reset": "nvidia-smi -i GPU-0 -r",
+    "drain-reset": "nvidia-smi -i GPU-0 -r",
+    "reboot": "drain the node and reboot it",
+    "system-reboot": "drain the node and reboot it",
+    "bus-reset": "over its PCI bus",
+    "drain-p2p": "peer-to-peer",
+    "recover-imex-domain": "nvidia-imex",
+    "other": "nvidia-smi -q -i GPU-0",
+    "brand-new": "nvidia-smi -q -i GPU-0",
+}
+
+
+@pytest.mark.parametrize("action", RECOVERIES)
+def test_each_recovery_has_its_own_remedy(action: str) -> None:
+    """What the driver asks for decides what to do; only where it is a reset of the GPU is one advised."""
+    finding = judged(with_first(recovery_action=action))["gpu-recovery-required"]
+    remedy = finding.remedy or ""
+    assert RECOVERIES[action].lower() in remedy.lower()
+    assert ("-r`" in remedy) is (action in ("reset", "drain-reset"))
+    assert (finding.reason, "does not know" in finding.message) == (
+        (action, False) if action in CODES["gpu-recovery-required"].reasons and action != "other" else ("other", True)
+    )
+    assert ("brand-new" in finding.message) is (action == "brand-new")
+
+
 def test_the_pci_address_is_in_the_message() -> None:
     """Whoever goes to the machine finds the board by its PCI address."""
     assert "00000000:00:06.0" in judged(with_first(nvlinks_active=0))["nvlink-down"].message
@@ -287,6 +313,151 @@ def test_a_gpu_without_a_name_can_only_be_the_one_that_is_looked_for() -> None:
     assert (finding.reason, finding.gate, active(one)) == ("lost", None, {"gpu-lost": "lost"})
 
 
+DEAD = reading(gpu(0), silent(1, 15, uuid=None), silent(2, 15, uuid=None), gpu(3))
+"""Two GPUs that were dead before the sidecar could ask for their uuids."""
+
+
+def of(*uuids: str) -> Settings:
+    return Settings(gpus=uuids)
+
+
+@pytest.mark.parametrize("placement", [HOST, CONTAINER])
+@pytest.mark.parametrize("server", [("GPU-1",), ("GPU-0", "GPU-1")])
+def test_a_gpu_of_the_server_among_several_without_a_name(placement: Placement, server: tuple[str, ...]) -> None:
+    """All GPUs of the node visible, and none answers to the server's uuid: it is lost, whichever of the dead it is.
+
+    Case 3: NVIDIA/open-gpu-kernel-modules#507.
+    """
+    one = rounds(DEAD, DEAD, settings=of(*server), placement=placement)
+    assert active(one, placement) == {"gpu-lost": "lost"}
+    finding = judged(one, placement)["gpu-lost"]
+    assert (finding.severity, finding.gate, finding.final) == (Severity.CRITICAL, None, True)
+    assert finding.gpus == (("", "GPU-1"), ("1", ""), ("2", ""))
+    assert finding.message.startswith("GPU-1 belongs to the server and is among the 2 GPUs that do not answer")
+    assert "GPU -1" not in finding.message
+    assert one.in_scope(1, None) is one.in_scope(2, None) is None
+    assert unknown(one, placement)["ecc-uncorrected"] == "gpu-silent"
+
+
+def test_a_gpu_without_a_name_is_a_neighbours_where_all_of_the_servers_answer() -> None:
+    """A dead GPU that cannot be the server's takes nothing from what is known of the server's."""
+    one = rounds(DEAD, settings=of("GPU-0", "GPU-3"))
+    assert (one.in_scope(1, None), unknown(one)) == (False, {})
+    finding = judged(one)["gpu-lost"]
+    assert (finding.severity, finding.gate) == (Severity.WARNING, Gate.NEVER)
+    assert "The server uses none of these GPUs." in finding.message
+
+
+def test_a_gpu_without_a_name_where_others_are_hidden() -> None:
+    """In a container that sees a part of the node a dead GPU without a uuid may be a neighbour's: no gate.
+
+    Case 10: NVIDIA/k8s-device-plugin#605.
+    """
+    partly = reading(gpu(0), gpu(1), silent(2, 15, uuid=None), gpu(3), module_gpus=8)
+    one = rounds(partly, partly, settings=of("GPU-7"), placement=CONTAINER)
+    found = judged(one, CONTAINER)
+    assert active(one, CONTAINER) == {"sidecar-gpu-access": "server-gpus-not-seen", "gpu-lost": "lost"}
+    assert (found["gpu-lost"].severity, found["gpu-lost"].gate) == (Severity.WARNING, Gate.NEVER)
+    assert "Whether the server uses this GPU is not known." in found["gpu-lost"].message
+    alive = reading(*(gpu(index) for index in range(4)), module_gpus=8)
+    before = judged(rounds(alive, settings=of("GPU-7"), placement=CONTAINER), CONTAINER)
+    assert before["sidecar-gpu-access"] == found["sidecar-gpu-access"]
+    assert before["gpu-missing"] == found["gpu-missing"]
+
+
+def test_more_gpus_unfound_than_dead_ones_without_a_name() -> None:
+    """One dead GPU cannot be two of the server's: at least one is missing, and both are named by uuid alone."""
+    one = rounds(reading(gpu(0), silent(1, 15, uuid=None)), settings=of("GPU-0", "GPU-8", "GPU-9"))
+    finding = judged(one)["gpu-missing"]
+    assert (finding.reason, finding.gate) == ("not-listed", None)
+    assert finding.gpus == (("", "GPU-8"), ("", "GPU-9"))
+    assert finding.message.startswith("GPU-8 belongs to the server")
+    assert judged(one)["gpu-lost"].gate is Gate.NEVER
+
+
+def test_access_is_no_question_where_every_gpu_is_visible() -> None:
+    """A uuid that is not among all GPUs of the node is missing, not hidden from this container."""
+    one = rounds(reading(), settings=of("GPU-0", "GPU-9"), placement=CONTAINER)
+    assert active(one, CONTAINER) == {"gpu-missing": "not-listed"}
+    assert judged(one, CONTAINER)["gpu-missing"].gate is None
+
+
+def test_what_a_masked_proc_does_not_tell_is_unknown() -> None:
+    """In a container whose /proc does not list GPUs, one that was never seen is neither hidden nor missing."""
+    masked = reading(gpu(0), gpu(1), module_gpus=None)
+    one = rounds(masked, settings=of("GPU-0", "GPU-9"), placement=CONTAINER)
+    assert (active(one, CONTAINER), unknown(one, CONTAINER)["gpu-missing"]) == ({}, "no-gpu-access")
+
+
+def test_an_index_beyond_those_that_the_server_sees_is_missing() -> None:
+    """A GPU of the server that has neither an index nor a uuid here is missed under the name it was given."""
+    server = target({"NVIDIA_VISIBLE_DEVICES": "GPU-0", "CUDA_VISIBLE_DEVICES": "0,5"})
+    finding = judged(rounds(BOTH, server=server))["gpu-missing"]
+    assert (finding.reason, finding.gate, finding.gpus) == ("not-listed", None, (("", ""),))
+    assert finding.message == "A GPU belongs to the server (as 5) and was never visible."
+
+
+# -- GPUs that may not be opened ------------------------------------------------------------------------
+
+REFUSED = reading(gpu(0), silent(1, 4))
+
+
+@pytest.mark.parametrize("before", [(), (BOTH,)])
+def test_a_gpu_that_may_not_be_opened_is_not_lost(before: tuple[Any, ...]) -> None:
+    """NVML lists GPUs that the caller may not open: unknown on a host, the sidecar's own lack in a container."""
+    for placement in (HOST, CONTAINER):
+        one = rounds(*before, REFUSED, REFUSED, server=SERVER, placement=placement)
+        expected = {"sidecar-gpu-access": "no-permission"} if placement is CONTAINER else {}
+        assert active(one, placement) == expected
+        not_seen = GPU_CODES - {"gpu-missing", "xid-critical", "xid-warning"}
+        assert unknown(one, placement) == dict.fromkeys(not_seen, "no-permission")
+        assert "GPU-1" in judged(one, placement)["gpu-lost"].message
+
+
+def test_a_neighbours_gpu_may_be_closed() -> None:
+    """What this container may not open does not matter while it is known not to be the server's."""
+    one = rounds(REFUSED, server=target({"NVIDIA_VISIBLE_DEVICES": "GPU-0"}), placement=CONTAINER)
+    assert (active(one, CONTAINER), unknown(one, CONTAINER)) == ({}, {})
+
+
+def test_closed_gpus_of_an_unknown_owner() -> None:
+    """While the server's GPUs are not known, access is lacking only if no GPU at all may be opened."""
+    assert active(rounds(REFUSED, placement=CONTAINER), CONTAINER) == {}
+    assert unknown(rounds(REFUSED, placement=CONTAINER), CONTAINER)["gpu-lost"] == "no-permission"
+    none = reading(silent(0, 4), silent(1, 4))
+    assert active(rounds(none, placement=CONTAINER), CONTAINER) == {"sidecar-gpu-access": "no-permission"}
+
+
+def test_a_gpu_of_the_server_among_closed_ones_without_a_name() -> None:
+    """A uuid that is not found may belong to a GPU that could not be asked: neither lost nor missing."""
+    closed = reading(gpu(0), silent(1, 4, uuid=None), silent(2, 15, uuid=None))
+    one = rounds(closed, settings=of("GPU-1"), placement=CONTAINER)
+    found = judged(one, CONTAINER)
+    assert active(one, CONTAINER) == {"gpu-lost": "lost", "sidecar-gpu-access": "no-permission"}
+    assert found["gpu-lost"].gate is Gate.NEVER
+
+
+# -- indices over the life of a server --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("setting", "result"), [(True, {"gpu-missing": "vanished"}), (False, {})])
+def test_the_operators_indices_outlive_a_server_process(setting: bool, result: dict[str, str]) -> None:
+    """A new process counts the GPUs anew; the operator who wrote ``gpus`` does not."""
+    settings = Settings(gpus=("0", "1")) if setting else Settings()
+    four = reading(*(gpu(index) for index in range(4)))
+    moved = reading(*(gpu(index, uuid=f"GPU-{index + 1}") for index in range(3)))
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    memory = DriverMemory(target=target(environ, root=None, pid=7))
+    memory.fold(four, settings, standing(), 1000.0)
+    memory.fold(moved, settings, standing(), 1010.0)
+    memory.target = target(environ, root=None, pid=8)
+    one = memory.fold(moved, settings, standing(), 1020.0)
+    gated = {code: finding.reason for code, finding in judged(one).items() if finding.status is Status.TRUE}
+    wanted = {"GPU-0", "GPU-1"} if setting else {"GPU-1", "GPU-2"}
+    assert {member.uuid for member in one.gpu_set.gpus} == wanted
+    assert {code: reason for code, reason in gated.items() if judged(one)[code].gate is None} == result
+
+
 @pytest.mark.parametrize(
     ("expected", "gpu_set", "placement", "listed", "result"),
     [
@@ -400,6 +571,39 @@ def test_what_was_contained_or_is_not_known_is_a_warning(code: int) -> None:
     """Contained errors and codes that are new are a warning for an hour."""
     assert set(active(reported(code))) == {"xid-warning"}
     assert active(reported(code, at=NOW - health.XID_WARNING_SECONDS)) == {}
+
+
+def remedy(code: str, *events: XidCount, gpus: tuple[GpuReading, ...] = ()) -> str:
+    one = facts(reading(*gpus, xids=events), gpu_set=MINE)
+    return judged(one)[code].remedy or ""
+
+
+def test_a_gpu_off_the_bus_is_not_reset() -> None:
+    """No reset is advised for a GPU that has fallen off the bus, whatever else it reported, but for its neighbour.
+
+    Case 3: NVIDIA/open-gpu-kernel-modules#507.
+    """
+    for events in ((xid(79),), (xid(167),), (xid(79), xid(48))):
+        text = remedy("xid-critical", *events)
+        assert text.startswith("Drain the node and power-cycle it")
+        assert "nvidia-smi" not in text
+    text = remedy("xid-critical", xid(79), xid(48, index=1))
+    assert "power-cycle" in text
+    assert "nvidia-smi -i GPU-1 -r" in text
+    assert "nvidia-smi" not in remedy("xid-critical", xid(48), gpus=(silent(0, 15), gpu(1)))
+    assert "nvidia-smi -i GPU-0 -r" in remedy("xid-critical", xid(48))
+
+
+def test_what_to_do_about_an_xid_is_for_the_servers_gpus() -> None:
+    """A neighbour's Xid adds nothing to what is to be done for the server."""
+    one = facts(reading(xids=(xid(48), xid(74, index=1))), gpu_set=known("GPU-0"))
+    text = judged(one)["xid-critical"].remedy or ""
+    assert ("GPU-0" in text, "NVSwitches" in text) == (True, False)
+
+
+def test_an_xid_that_is_not_known_is_looked_up() -> None:
+    """Nothing but a look at the catalogue is advised for a code that is not in the table."""
+    assert remedy("xid-warning", xid(4242)) == "Look it up in NVIDIA's Xid catalogue."
 
 
 def test_without_events_nothing_is_known_of_xids() -> None:

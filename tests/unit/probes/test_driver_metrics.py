@@ -110,6 +110,14 @@ def test_an_unknown_set_has_no_size() -> None:
     assert series(facts(reading(), gpu_set=known("GPU-9")))["gpus_in_scope",] == 0
 
 
+def test_a_gpu_that_was_not_reached_is_neither_up_nor_down() -> None:
+    """A round that was cut short says nothing of the GPUs that it did not reach, nor how many are in scope."""
+    one = series(facts(replace(reading(gpu(0)), count=2), gpu_set=known("GPU-0", "GPU-1")))
+    assert one["gpus_visible",] == 2
+    assert ("gpus_in_scope",) not in one
+    assert [key for key in one if key[0] == "gpu_up"] == [("gpu_up", "0", "GPU-0")]
+
+
 def test_samples_of_a_failed_round() -> None:
     """What is not known has no series: no count of GPUs, and no driver_info when no version is known."""
     bare = NvmlReading(code=12, call="nvmlInit")
