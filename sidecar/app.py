@@ -19,7 +19,6 @@ from sidecar import __version__
 from sidecar.catalog import Catalog, build, discover
 from sidecar.config import ImportPolicy, NvmlMode, Settings
 from sidecar.environment import Environment
-from sidecar.exposition import Exposition
 from sidecar.isolation import Isolation
 from sidecar.model import Outcome, Probe, Severity, Snapshot
 from sidecar.nvml.client import NvmlClient
@@ -28,7 +27,6 @@ from sidecar.serverinfo import ServerClient
 from sidecar.services import Services
 from sidecar.store import Store, label
 from sidecar.target import TargetFinder, stand
-from sidecar.web import Web, bind
 
 _log = structlog.get_logger()
 
@@ -188,6 +186,10 @@ class Agent:
 
     async def serve(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises `sidecar.web.ListenError` for an address that cannot be had."""
+        # Here: a check needs neither, and would pay for them with a tenth of its time.
+        from sidecar.exposition import Exposition
+        from sidecar.web import Web, bind
+
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 

@@ -19,8 +19,6 @@ import structlog
 from sidecar import __version__, app, catalog, config, log, report
 from sidecar.catalog import Catalog
 from sidecar.config import SETTINGS, Settings
-from sidecar.exposition import Exposition
-from sidecar.web import ListenError
 
 EX_USAGE = 64
 EX_SOFTWARE = 70
@@ -177,6 +175,8 @@ def _run(options: argparse.Namespace, launch: tuple[str, ...]) -> int:
 
 
 def _serve(settings: Settings) -> int:
+    from sidecar.web import ListenError  # a check is faster without the HTTP server
+
     _raise_descriptor_limit()
     # What start-up made stays for good: the collector need not look at it again.
     gc.collect()
@@ -192,6 +192,8 @@ def _serve(settings: Settings) -> int:
 def _check(settings: Settings, options: argparse.Namespace) -> int:
     snapshot, known = asyncio.run(app.check(settings))
     if options.format == "metrics":
+        from sidecar.exposition import Exposition  # only here: the other forms need no metrics library
+
         rendered = Exposition(known).render(snapshot, accept="text/plain", accept_encoding="identity")
         sys.stdout.write(rendered.body.decode())
     else:
