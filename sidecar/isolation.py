@@ -104,6 +104,16 @@ class Privilege:
     capabilities: bool = True
 
 
+def signal_name(exit_code: int | None) -> str | None:
+    """Name of the signal in an exit status, None where it tells of none."""
+    if exit_code is None or exit_code >= 0:
+        return None
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildReport:
     """How a one-shot child ended.
@@ -141,12 +151,7 @@ class ChildReport:
     @property
     def signal_name(self) -> str | None:
         """Name of the signal that ended the child, if one did."""
-        if self.exit_code is None or self.exit_code >= 0:
-            return None
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:
-            return f"signal {-self.exit_code}"
+        return signal_name(self.exit_code)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sidecar.isolation import Child, Isolation, child_environment
+from sidecar.isolation import Child, Isolation, child_environment, signal_name
 from sidecar.model import ProbeCrash, ProbeTimeout
 from sidecar.nvml.reading import GpuReading, MigDevice, NvmlReading, PcieLink, RemappedRows, XidCount
 
@@ -586,19 +586,12 @@ def _obituary(worker: Child, where: str | None) -> str:
     if code is None:
         how = "closed its channel"
     elif code < 0:
-        how = f"was ended by {_signal_name(-code)}"
+        how = f"was ended by {signal_name(code)}"
     else:
         how = f"ended with status {code}"
     last = worker.tail.strip().splitlines()[-1:]
     said = f"; it said: {last[0].strip()[:200]}" if last else ""
     return f"The NVML worker {how} at {where or 'its start'}{said}."
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _short(value: str | None) -> str | None:
