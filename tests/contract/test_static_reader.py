@@ -12,29 +12,11 @@ from typing import Any
 
 import pytest
 
-from sidecar.environment import IMPORT_PROBE, STATIC_READER, TRACKED
+from sidecar.environment import STATIC_READER
+from sidecar.imports import IMPORT_PROBE
 from tests.fakes.interpreters import available
+from tests.fakes.reader import in_root, read
 from tests.fakes.site import Site, driver_library, good, loader_cache, loader_config
-
-
-def read(interpreter: str, **spec: Any) -> dict[str, Any]:
-    """The reader's result, run as the agent runs it."""
-    spec = {"environ": {}, "tracked": TRACKED, "known": None, **spec}
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as channel:
-        argv = [interpreter, "-I", "-S", STATIC_READER, json.dumps(spec), "--fd", str(writing)]
-        process = subprocess.Popen(argv, pass_fds=(writing,), stderr=subprocess.PIPE, env={})
-        os.close(writing)
-        lines = [json.loads(line) for line in channel]
-        _, errors = process.communicate(timeout=30)
-    assert process.returncode == 0, errors.decode()
-    return lines[-1]["result"]
-
-
-def in_root(site: Site, root: Path, **spec: Any) -> dict[str, Any]:
-    """The same environment read through a foreign root, by this interpreter."""
-    inside = "/" + os.path.relpath(site.root, root)
-    return read(sys.executable, root=str(root), python=f"{inside}/bin/python", **spec)
 
 
 @pytest.fixture
@@ -43,7 +25,10 @@ def site(tmp_path: Path) -> Site:
     return good(tmp_path / "root/opt/venv")
 
 
-@pytest.mark.parametrize("script", [STATIC_READER, IMPORT_PROBE], ids=os.path.basename)
+SCRIPTS = (STATIC_READER, IMPORT_PROBE, *sorted(map(str, Path(STATIC_READER).with_name("reader").iterdir())))
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.endswith(".py")], ids=os.path.basename)
 def test_scripts_stay_small(script: str) -> None:
     """The scripts parse as Python 3.8 and import the standard library only."""
     tree = ast.parse(Path(script).read_text(), feature_version=(3, 8))
@@ -51,9 +36,10 @@ def test_scripts_stay_small(script: str) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
             imported.add(str(node.module).partition(".")[0])
-    allowed = set(sys.stdlib_module_names) | ({"flashinfer"} if script == IMPORT_PROBE else set())
+    own = {IMPORT_PROBE: {"flashinfer"}, STATIC_READER: {"reader"}}
+    allowed = set(sys.stdlib_module_names) | own.get(script, set())
     assert imported <= allowed
 
 
@@ -136,9 +122,16 @@ def test_names_and_versions_in_any_spelling(tmp_path: Path, folder: str, key: st
 
 
 def test_sglangs_own_requirements(site: Site) -> None:
-    """Only SGLang's requirements on tracked distributions are kept."""
-    site.dist("sglang", "0.5.16", ("flashinfer_python[cu13]==0.6.14", "numpy", "torch==2.11.0 ; extra == 'x'"))
-    assert read(site.python)["requires"] == ["flashinfer_python[cu13]==0.6.14", "torch==2.11.0 ; extra == 'x'"]
+    """SGLang's requirements are read whole, past a licence text whose empty lines are indented."""
+    lines = ("flashinfer_python[cu13]==0.6.14", "numpy", "torch==2.11.0 ; extra == 'x'")
+    site.dist("sglang", "0.5.16", lines)
+    assert read(site.python)["requires_of"] == {"sglang": list(lines), "flashinfer-python": []}
+    path = site.packages / "sglang-0.5.16.dist-info/METADATA"
+    licence = "License:       Apache License\n        \n        1. Definitions.\n\t\nRequires-Python: >=3.10\n"
+    path.write_text(path.read_text().replace("Requires-Dist", licence + "Requires-Dist", 1))
+    result = read(site.python)
+    assert result["requires_of"]["sglang"] == list(lines)
+    assert result["requires_python"] == {"sglang": ">=3.10"}
 
 
 @pytest.mark.parametrize(
@@ -166,8 +159,26 @@ def test_fingerprint_stands_still(site: Site) -> None:
     subprocess.run([site.python, "-c", "import flashinfer"], check=True, env={"HOME": str(site.root)})
     assert list(site.packages.glob("flashinfer/__pycache__/*.pyc"))
     again = read(site.python, known=first)
-    again.pop("libcuda")
-    assert again == {"unchanged": True, "fingerprint": first}
+    beside = {"libcuda", "toolchain", "cache", "cubins"}
+    assert {key: value for key, value in again.items() if key not in beside} == {
+        "unchanged": True,
+        "fingerprint": first,
+    }
+
+
+def upgrade(site: Site) -> None:
+    site.remove("flashinfer_python-0.6.14.dist-info")
+    site.flashinfer("0.6.15")
+
+
+def reinstall(site: Site) -> None:
+    record = site.packages / "flashinfer_python-0.6.14.dist-info/RECORD"
+    before = record.stat()
+    content = record.read_text()
+    record.unlink()
+    site.write("other")  # so that the freed inode is not given out again
+    record.write_text(content)
+    os.utime(record, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def edit_in_place(site: Site) -> None:
@@ -180,7 +191,15 @@ def edit_in_place(site: Site) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        upgrade,
+        reinstall,
         edit_in_place,
+        lambda site: site.remove("flashinfer_python-0.6.14.dist-info"),
+        lambda site: site.write("sgl_kernel/__init__.py"),
+        lambda site: site.write("sglang/srt/new.py"),
+        lambda site: site.write("nvidia_cutlass_dsl/dsl_packages/cutlass/__init__.py"),
+        lambda site: site.write("flash_attn/cute/__init__.py"),
+        lambda site: site.write("einops.py"),
         lambda site: site.write("x.pth", "/tmp\n"),
         lambda site: site.dist("unrelated", "1.0"),
         lambda site: site.write("torch/version.py", "__version__ = '2.14.0'\n"),
@@ -189,13 +208,119 @@ def edit_in_place(site: Site) -> None:
         lambda site: site.remove("requests"),
         lambda site: site.write("flashinfer_jit_cache/x"),
     ],
-    ids=["same size and time", "pth", "dist", "torch", "companion", "native", "removed", "leftover"],
+    ids=[
+        "upgrade",
+        "reinstall",
+        "same size and time",
+        "metadata deleted",
+        "kernel",
+        "sglang",
+        "cutlass",
+        "fa4",
+        "module",
+        "pth",
+        "dist",
+        "torch",
+        "companion",
+        "native",
+        "removed",
+        "leftover",
+    ],
 )
 def test_fingerprint_notices(site: Site, change: Any) -> None:
     """Whatever can change an import's outcome changes the fingerprint."""
     first = read(site.python)["fingerprint"]
     change(site)
     assert read(site.python, known=first)["fingerprint"] != first
+
+
+def test_fingerprint_follows_the_path(site: Site, tmp_path: Path) -> None:
+    """A new entry of the path changes the fingerprint, as does the source of an editable install behind one."""
+    source = tmp_path / "source"
+    (source / "sgl_kernel").mkdir(parents=True)
+    (source / "sgl_kernel/__init__.py").write_text("")
+    marks = [read(site.python)["fingerprint"], read(site.python, environ={"PYTHONPATH": str(source)})["fingerprint"]]
+    site.write("__editable__.sgl_kernel.pth", f"{source}\n")
+    marks.append(read(site.python)["fingerprint"])
+    (source / "sgl_kernel/__init__.py").write_text("x = 1\n")
+    marks.append(read(site.python)["fingerprint"])
+    assert len(set(marks)) == 4
+
+
+@pytest.mark.parametrize("name", ["random.py", "tqdm/__init__.py", "numpy.so"])
+@pytest.mark.parametrize("where", ["cwd", "script", "path"])
+def test_fingerprint_notices_what_comes_first(site: Site, tmp_path: Path, name: str, where: str) -> None:
+    """A file in front of the standard library counts if a module of its name lies behind it, and no other does."""
+    site.write("numpy/__init__.py")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    spec: dict[str, Any] = {
+        "cwd": {"cwd": str(folder), "cwd_on_path": True},
+        "script": {"cwd": "/", "script": str(folder / "launch.py")},
+        "path": {"environ": {"PYTHONPATH": str(folder)}},
+    }[where]
+    first = read(site.python, **spec)["fingerprint"]
+    (folder / "tmp5kq2x7.py").touch()
+    (folder / "logs").mkdir()
+    assert read(site.python, **spec)["fingerprint"] == first
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    changed = read(site.python, **spec)["fingerprint"]
+    assert changed != first
+    (folder / name).write_text("raise ImportError")
+    assert read(site.python, **spec)["fingerprint"] not in {first, changed}
+
+
+def test_the_scripts_folder_leads_in_a_foreign_root_too(tmp_path: Path) -> None:
+    """Beside a script or where its link leads to, inside the root; another variable forbids it as for the server."""
+    site = Site(tmp_path / "opt/venv")
+    site.dependencies()
+    app = Site(tmp_path / "app")
+    app.flashinfer()
+    app.packages.rename(tmp_path / "srv")
+    (tmp_path / "srv/launch.py").touch()
+    (tmp_path / "launch").symlink_to("/srv/launch.py")
+    kinds = [
+        in_root(site, tmp_path, script=script, environ=environ)["flashinfer"]["kind"]
+        for script, environ in (
+            ("/srv/launch.py", {}),
+            ("/launch", {}),
+            ("/srv", {}),
+            ("/srv/launch.py", {"PYTHONSAFEPATH": "1"}),
+            ("/elsewhere/launch.py", {}),
+            (None, {}),
+        )
+    ]
+    assert kinds[:3] == ["package"] * 3
+    assert kinds[4:] == ["absent"] * 2
+    assert kinds[3] == ("absent" if sys.version_info >= (3, 11) else "package")
+
+
+def test_fingerprint_follows_an_editable_finder(site: Site, tmp_path: Path) -> None:
+    """The packages that setuptools' finder maps are found and watched where they lie."""
+    package = tmp_path / "source/python/sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    name = "__editable___sglang_0_5_16_finder"
+    site.write(f"{name}.py", f"import sys\nMAPPING: dict[str, str] = {{'sglang': {str(package)!r}}}\n")
+    site.write("__editable__.sglang-0.5.16.pth", f"import {name}; {name}.install()\n")
+    before = read(site.python)
+    assert before["modules"]["sglang"] == {"kind": "package", "places": [str(package)]}
+    assert before["path_code"] == []
+    (package / "launch.py").write_text("")
+    edited = read(site.python)["fingerprint"]
+    site.write(f"{name}.py", "MAPPING = {}\n")
+    assert len({before["fingerprint"], edited, read(site.python)["fingerprint"]}) == 3
+
+
+def test_fingerprint_follows_links_of_an_installer(site: Site, tmp_path: Path) -> None:
+    """A file that an installer linked to its cache is watched there."""
+    cached = tmp_path / "cached.py"
+    cached.write_text("x = 1\n")
+    (site.packages / "flashinfer/linked.py").symlink_to(cached)
+    before = read(site.python)["fingerprint"]
+    cached.write_text("x = 2\n")
+    assert read(site.python)["fingerprint"] != before
 
 
 # -- hostile trees -------------------------------------------------------------------------------------
@@ -250,6 +375,36 @@ def test_mamba_of_any_content(site: Site, text: str, state: str) -> None:
     """An __init__ that is no ordinary Python file is judged, not obeyed."""
     site.write("flashinfer/mamba/__init__.py", text)
     assert read(site.python)["flashinfer"]["mamba"]["state"] == state
+
+
+@pytest.mark.parametrize(
+    ("text", "symbol"),
+    [
+        ("selective_state_update = len", "bound"),
+        ("selective_state_update, other = len, 1", "bound"),
+        ("[other, (*rest, selective_state_update)] = 1, (2, len)", "bound"),
+        ("selective_state_update: object", "missing"),
+        ("other = 1", "missing"),
+        ("def other(): return 1", "missing"),
+        ("def __getattr__(name): return len", "unknown"),
+        ("from x import lazy as __getattr__", "unknown"),
+        ("__getattr__, __dir__, __all__ = attach(__name__)", "unknown"),
+        ("from x import *", "unknown"),
+        ("exec('selective_state_update = len')", "unknown"),
+        ("globals()['selective_state_update'] = len", "unknown"),
+        ("setattr(x, 'selective_state_update', len)", "unknown"),
+        ("import sys\nsys.modules[__name__] = x", "unknown"),
+        ("for selective_state_update in [len]: pass", "unknown"),
+        ("def bind():\n    global selective_state_update\nbind()", "unknown"),
+        ("(selective_state_update := len)", "unknown"),
+        ("try:\n    from .gone import selective_state_update\nexcept ImportError:\n    raise", "bound"),
+        ("from .gone import selective_state_update", "source-missing"),
+    ],
+)
+def test_a_name_is_missing_only_where_nothing_can_bind_it(site: Site, text: str, symbol: str) -> None:
+    """A name is missing only in a module that binds every name plainly (module __getattr__: PEP 562)."""
+    site.write("flashinfer/mamba/__init__.py", text)
+    assert read(site.python)["flashinfer"]["mamba"]["symbol"] == symbol
 
 
 def test_hostile_versions_are_dropped(site: Site) -> None:

@@ -7,11 +7,14 @@ comes from, and how it compares the versions of its companions, release by relea
 from __future__ import annotations
 
 import asyncio
+import csv
+import hashlib
 import os
 import shutil
 import struct
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from packaging.version import Version
@@ -109,6 +112,29 @@ class Site:
         folder = f"{name.replace('-', '_')}-{version}.dist-info"
         self.write(f"{folder}/METADATA", "\n".join(lines) + "\n\nA long description.\nVersion: 9.9\n")
         self.write(f"{folder}/RECORD", "")
+
+    def install(
+        self, name: str, version: str, files: Mapping[str, str], *, requires: tuple[str, ...] = (), record: bool = True
+    ) -> str:
+        """A distribution with these files and a true RECORD of them, in place of any other of its name and version.
+
+        Returns the name of its .dist-info folder.
+        """
+        self.dist(name, version, requires)
+        folder = f"{name.replace('-', '_')}-{version}.dist-info"
+        for path, content in files.items():
+            self.write(path, content)
+        self.write(f"{folder}/INSTALLER", "pip\n")
+        if not record:
+            self.remove(f"{folder}/RECORD")
+            return folder
+        listed = [*files, f"{folder}/METADATA", f"{folder}/INSTALLER"]
+        contents = {path: (self.packages / path).read_bytes() for path in listed}
+        rows = [(path, f"sha256={hashlib.sha256(data).hexdigest()}", str(len(data))) for path, data in contents.items()]
+        rows.append((f"{folder}/RECORD", "", ""))
+        with (self.packages / folder / "RECORD").open("w", newline="") as out:
+            csv.writer(out, lineterminator="\n").writerows(rows)
+        return folder
 
     def dependencies(self, *without: str, cuda: str | None = "13.0") -> None:
         """Stubs of what FlashInfer imports, except ``without``."""
