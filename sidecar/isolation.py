@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -27,67 +26,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sidecar import orphans
+from sidecar.untrusted import text
+
 _LAUNCHER = str(Path(__file__).with_name("_launch.py"))
-_TAIL_BYTES = 8192
-_LINE_LIMIT = 16 * 1024 * 1024
-"""Longest accepted result line: a full inventory is about 60 kB; what is larger is not ours."""
-_CHANNEL_LIMIT = 64 * 1024 * 1024
+_TAIL_BYTES = 32768
+_STAGE_LIMIT = 120
+_LINE_LIMIT = 4 * 1024 * 1024
+"""Longest accepted result line: a full inventory is about 100 kB; what is larger is not ours."""
+_CHANNEL_LIMIT = 8 * 1024 * 1024
 _MAX_LINES = 2000
 """What a one-shot child may send in all. The largest honest answer is an inventory of some 100 kB in a few lines;
-a child runs code that is not ours and holds the channel, so it must not fill the agent's memory."""
+a child runs code that is not ours and holds the channel, so it must not fill the agent's memory, where JSON of empty
+lists takes twenty times the room that it took on the way."""
 FLOOD = "flood"
 """The token of a child that was ended because it sent more than that."""
-_PR_SET_CHILD_SUBREAPER = 36
-_MARK = "SGLANG_SIDECAR_CHILD_OF"
-"""The variable by which descendants of a child are recognised."""
-_KILL_WAIT = 1.0
-"""Seconds that a child may take to vanish after SIGKILL before it counts as abandoned."""
-
-_SECRET_MARKS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH", "COOKIE", "DSN")
-_NEVER_INHERITED = frozenset({"LD_PRELOAD", "LD_AUDIT", "PROMETHEUS_MULTIPROC_DIR", "PYTHONSTARTUP", "PYTHONINSPECT"})
 _OWN_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL")
 """Those of its own variables with which the agent's interpreter started and that the launcher may need too."""
-
-
-def child_environment(environ: Mapping[str, str], extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A copy of ``environ`` without secrets and without variables that would act on the child, plus ``extra``.
-
-    A variable whose name looks like a secret is dropped: an import does not need it, and a crashing child
-    may print its environment.
-    """
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in _NEVER_INHERITED
-        and not name.startswith("SGLANG_SIDECAR_")
-        and not any(mark in name.upper() for mark in _SECRET_MARKS)
-    }
-    return kept | dict(extra or {})
-
-
-_SERVER_VARIABLES = frozenset(
-    {
-        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "PWD", "LANG", "LANGUAGE", "VIRTUAL_ENV",
-        "CPATH", "LIBRARY_PATH", "CC", "CXX", "MAX_JOBS", "HOSTNAME",
-    }
-)  # fmt: skip
-_SERVER_PREFIXES = (
-    "PYTHON", "LD_", "LC_", "CUDA", "NVIDIA_", "NVCC", "CUDNN", "NCCL_", "CONDA_", "XDG_", "SGLANG_", "SGL_",
-    "FLASHINFER_", "FLASH_ATTENTION", "TVM_", "TORCH", "PYTORCH_", "TRITON_", "CUTE_", "CUTLASS_", "OMP_", "MKL_",
-    "OPENBLAS_", "HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_",
-)  # fmt: skip
-
-
-def server_environment(environ: Mapping[str, str], extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Those of a server's variables that can matter to an import, without secrets, plus ``extra``.
-
-    A list of what is let through, not of what is held back: code of the server's environment may quote any
-    variable in an exception, which then stands in reports and logs; and nobody can list how secrets are named.
-    """
-    let_through = {
-        name: value for name, value in environ.items() if name in _SERVER_VARIABLES or name.startswith(_SERVER_PREFIXES)
-    }
-    return child_environment(let_through, extra)
+_SWEEPS = 20
+"""Most rounds of the search for what a child left behind; one that forks faster than that is met by the next one."""
+_KILL_WAIT = 1.0
+"""Seconds that a child may take to vanish after SIGKILL before it counts as abandoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +101,9 @@ class ChildReport:
 
     @property
     def stage(self) -> str | None:
-        """The last stage marker, which names where a hang or a crash happened."""
-        for line in reversed(self.lines):
-            if "stage" in line:
-                return str(line["stage"])
-        return None
+        """The last stage marker, which names where a hang or a crash happened; one line of bounded length."""
+        stages = (text(line.get("stage"), _STAGE_LIMIT) for line in reversed(self.lines))
+        return next((stage for stage in stages if stage is not None), None)
 
     @property
     def signal_name(self) -> str | None:
@@ -172,7 +129,7 @@ class _Buffer:
             del self.pending[: end + 1]
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 self.garbage += len(line)
                 continue
             if isinstance(value, dict):
@@ -188,7 +145,10 @@ class Child:
     Made by `Isolation.start`. ``receive`` returns the next object, or None once the channel is closed.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, output: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], channel: socket.socket, output: socket.socket, mark: str
+    ) -> None:
+        self.mark = mark
         self._process = process
         self._channel = channel
         self._output = output
@@ -309,27 +269,28 @@ class Child:
                 del self._tail[:-_TAIL_BYTES]
 
 
+def _pair(ours_too: contextlib.ExitStack, theirs_too: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Give the two ends of a channel, ours non-blocking; each is closed by its stack."""
+    ours, theirs = socket.socketpair()
+    ours_too.callback(ours.close)
+    theirs_too.callback(theirs.close)
+    ours.setblocking(False)
+    return ours, theirs
+
+
 def _memory_file(content: bytes) -> int:
     """A descriptor of a file without a name: an argument could be too long, and anybody may read arguments."""
     descriptor = os.memfd_create("sglang-sidecar-launch", os.MFD_CLOEXEC)
     try:
-        os.write(descriptor, content)
+        left = memoryview(content)
+        while left:
+            # Under a limit of the size of files a part is written; the next write then says so.
+            left = left[os.write(descriptor, left) :]
         os.lseek(descriptor, 0, os.SEEK_SET)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _adopt_orphans(wanted: bool) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
-
-
-def _environ_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
 
 
 Watch = Callable[[Child, Sequence[Mapping[str, Any]]], Awaitable[str | None]]
@@ -341,9 +302,10 @@ class Isolation:
 
     def __init__(self) -> None:
         # Processes that leave their session and are orphaned come to this process, where `_sweep` finds them.
-        _adopt_orphans(True)
-        self._mark = f"{_MARK}={os.getpid()}-{os.urandom(8).hex()}"
+        orphans.adopt(True)
+        self._orphans = orphans.Orphans()
         self._children: set[Child] = set()
+        self._one_shot: set[Child] = set()
         self._abandoned: list[Child] = []
         self.heavy = asyncio.Semaphore(1)
         """Held by whoever runs an expensive child (an import): one at a time in the whole agent."""
@@ -363,31 +325,38 @@ class Isolation:
         privilege: Privilege | None = None,
         oom_score_adj: int | None = None,
         cwd: str = "/",
+        cwd_needed: bool = True,
     ) -> Child:
-        """Start ``argv`` with ``--fd N`` appended, N being its end of the private channel.
+        """Start ``argv`` in the folder ``cwd`` with ``--fd N`` appended, N being its end of the private channel.
 
         Never raises for a program that cannot be started: the launcher reports it as an ``exec_error``
-        line. Raises OSError only when the agent itself is out of processes or file descriptors.
+        line, which has the key ``folder`` where the child's user may not enter the folder. One that is not needed
+        is replaced by the root then. Raises OSError only when the agent itself is out of processes or file
+        descriptors.
         """
         privilege = privilege or Privilege()
-        ours, theirs = socket.socketpair()
-        output, child_output = socket.socketpair()
-        for end in (ours, output):
-            end.setblocking(False)
-        spec = {
-            "parent": os.getpid(),
-            "result_fd": theirs.fileno(),
-            "nice": nice,
-            "uid": privilege.uid,
-            "gid": privilege.gid,
-            "groups": privilege.groups,
-            "no_new_privs": privilege.no_new_privs or not privilege.capabilities,
-            "capabilities": privilege.capabilities,
-            "oom_score_adj": oom_score_adj,
-            "environ": {**env, _MARK: self._mark.partition("=")[2]},
-        }
-        spec_fd = _memory_file(json.dumps(spec).encode())
-        try:
+        mark = self._orphans.mark()
+        # What the child alone needs is closed in any case, what the agent needs only where the child did not start.
+        with contextlib.ExitStack() as theirs_too, contextlib.ExitStack() as ours_too:
+            ours, theirs = _pair(ours_too, theirs_too)
+            output, child_output = _pair(ours_too, theirs_too)
+            spec = {
+                "parent": os.getpid(),
+                "result_fd": theirs.fileno(),
+                "nice": nice,
+                "uid": privilege.uid,
+                "gid": privilege.gid,
+                "groups": privilege.groups,
+                "no_new_privs": privilege.no_new_privs or not privilege.capabilities,
+                "capabilities": privilege.capabilities,
+                "oom_score_adj": oom_score_adj,
+                "environ": {**env, orphans.VARIABLE: mark},
+                "limits": list(orphans.limits().items()),
+                "cwd": cwd,
+                "cwd_needed": cwd_needed,
+            }
+            spec_fd = _memory_file(json.dumps(spec).encode())
+            theirs_too.callback(os.close, spec_fd)
             command = [sys.executable, "-I", "-S", _LAUNCHER, str(spec_fd), *argv, "--fd", str(theirs.fileno())]
             # Blocking, but only until our own interpreter is executed; the launcher takes it from there.
             process = subprocess.Popen(  # noqa: S603, ASYNC220 - argv is ours or the operator's, no shell
@@ -397,19 +366,12 @@ class Isolation:
                 stderr=child_output.fileno(),
                 # The child's variables act only once its privilege is lowered: some of them run code.
                 env={name: os.environ[name] for name in _OWN_VARIABLES if name in os.environ},
-                cwd=cwd,
+                cwd="/",
                 start_new_session=True,
                 pass_fds=(theirs.fileno(), spec_fd),
             )
-        except BaseException:
-            ours.close()
-            output.close()
-            raise
-        finally:
-            os.close(spec_fd)
-            theirs.close()
-            child_output.close()
-        child = Child(process, ours, output)
+            ours_too.pop_all()
+        child = Child(process, ours, output, mark)
         self._children.add(child)
         return child
 
@@ -428,25 +390,24 @@ class Isolation:
             child.stuck = True
             self._abandoned.append(child)
         child.reap()
-        self._sweep()
-        child.close()
         self._children.discard(child)
+        self._one_shot.discard(child)
+        for _ in range(_SWEEPS):
+            if not self._sweep():
+                break
+            # What a process that was just ended had started is ours from now on.
+            await asyncio.sleep(0.01)
+        child.close()
         return code
 
-    def _sweep(self) -> None:
-        """End and reap what children left behind: processes that took a session of their own and lost their parent.
-
-        They are told from other children of this process by the mark in their environment.
-        """
+    def _sweep(self) -> bool:
+        """End and reap what children left behind that run no more; say whether there was anything."""
         known = {child.pid for child in (*self._children, *self._abandoned)}
+        running = {child.mark for child in self._children}
+        # What cannot be told apart waits for the last of those that may have started it.
         with contextlib.suppress(OSError):
-            for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
-                if pid in known or self._mark.encode() not in _environ_of(pid):
-                    continue
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+            return self._orphans.sweep(known, running, unmarked=not self._one_shot)
+        return False
 
     async def run(
         self,
@@ -459,6 +420,8 @@ class Isolation:
         oom_score_adj: int | None = None,
         watch: Watch | None = None,
         watch_interval: float = 0.2,
+        cwd: str = "/",
+        cwd_needed: bool = True,
     ) -> ChildReport:
         """Run a one-shot child to its end, or to ``timeout`` seconds, or until ``watch`` returns a token.
 
@@ -469,7 +432,16 @@ class Isolation:
         lines: list[Mapping[str, Any]] = []
         timed_out = False
         stopped: str | None = None
-        child = await self.start(argv, env=env, nice=nice, privilege=privilege, oom_score_adj=oom_score_adj)
+        child = await self.start(
+            argv,
+            env=env,
+            nice=nice,
+            privilege=privilege,
+            oom_score_adj=oom_score_adj,
+            cwd=cwd,
+            cwd_needed=cwd_needed,
+        )
+        self._one_shot.add(child)
 
         def flooded() -> bool:
             return child.received > _CHANNEL_LIMIT or len(lines) > _MAX_LINES
@@ -509,7 +481,7 @@ class Isolation:
             await asyncio.gather(*tasks, return_exceptions=True)
             killed = child.exit_code is None
             code = await asyncio.shield(self.stop(child))
-        exec_error = next((str(line["exec_error"]) for line in lines if "exec_error" in line), None)
+        exec_error = next((text(str(line["exec_error"])) for line in lines if "exec_error" in line), None)
         return ChildReport(
             lines=tuple(lines),
             exit_code=code,
@@ -526,4 +498,5 @@ class Isolation:
     async def close(self) -> None:
         """End every child. Returns within about a second, whatever they do."""
         await asyncio.gather(*(self.stop(child) for child in tuple(self._children)))
-        _adopt_orphans(False)
+        self._sweep()
+        orphans.adopt(False)

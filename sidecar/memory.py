@@ -38,6 +38,18 @@ class MemoryLimit:
         readings = [reading for group in self._groups() if (reading := _read_group(group)) is not None]
         return min(readings, key=lambda reading: reading.free, default=None)
 
+    def kills(self) -> int | None:
+        """Count the processes of this group that the kernel has ended for want of memory; None where it does not say.
+
+        Those count, too, that a parent's limit or the whole machine's memory ended.
+        """
+        for group in self._groups():
+            for name in ("memory.events", "memory.oom_control"):
+                counters = _text(group / name)
+                if counters is not None and any(line.startswith("oom_kill ") for line in counters.splitlines()):
+                    return _field(counters, "oom_kill")
+        return None
+
     def _groups(self) -> list[Path]:
         """Directories of this process's group and its parents, as far as they can be seen from here."""
         mounts: list[tuple[Path, str]] = []

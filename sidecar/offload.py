@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -15,8 +16,8 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
 
     Not ``asyncio.to_thread``: the loop's executor joins its threads at shutdown, so that one read of a
     ``/proc`` file that blocks (a process in uninterruptible sleep), or one name server that is silent, would
-    keep the whole agent from ending. Raises whatever ``function`` raises. A cancelled caller leaves the thread
-    behind; its result is dropped.
+    keep the whole agent from ending. Raises whatever ``function`` raises, and OSError (EAGAIN) where there is no room
+    for another thread. A cancelled caller leaves the thread behind; its result is dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -39,5 +40,9 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         except RuntimeError:
             return  # the loop is closed: nobody waits for the result any more
 
-    threading.Thread(target=work, name="offload", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="offload", daemon=True).start()
+    except RuntimeError as error:
+        # As when a process cannot be started: the limit is the same.
+        raise OSError(errno.EAGAIN, "no thread can be started") from error
     return await future

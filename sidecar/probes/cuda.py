@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from packaging.version import Version
+
 from sidecar.cudalibs import (
     Capability,
     build_runs,
-    capability,
     driver_runs,
     is_older,
     kernel_runs,
@@ -27,7 +28,7 @@ from sidecar.cudalibs import (
     torch_build,
 )
 from sidecar.environment import EnvironmentFacts, LibraryFile
-from sidecar.gpuset import GpuSet, server_gpus
+from sidecar.gpuset import Gpu, GpuSet, capabilities, server_gpus
 from sidecar.model import (
     Answer,
     ConditionType,
@@ -46,16 +47,11 @@ from sidecar.model import (
     World,
 )
 from sidecar.nvml.reading import NvmlReading
-from sidecar.services import Services
+from sidecar.requirements import installer, parsed, pinned
+from sidecar.services import Services, driver_reading
+from sidecar.sglangtexts import unavailable
 
-_DRIVER_WAIT: Final = 6.0
-_DRIVER_POLL: Final = 0.05
-"""Seconds: the driver probe's deadline and a little, and how often to look whether its first round has ended."""
-_DRIVER: Final = "driver"
-_DRIVER_INTERVAL: Final = 10.0
-_DRIVER_DEADLINE: Final = 5.0
-"""The driver probe's name and what it has unless configured: its reading lives as long here as there."""
-_NOT_LOADED, _BLOCKED, _MISMATCH = 9, 17, 18
+_NOT_LOADED, _NO_LIBRARY, _BLOCKED, _MISMATCH = 9, 12, 17, 18
 
 _UNKNOWN_REASONS: Mapping[str, str] = {
     "no-interpreter": "Unknown: no interpreter of the server was found.",
@@ -86,6 +82,9 @@ def _condition(
     )
 
 
+_HALF_UPGRADED: Final = "driver-library-mismatch"
+"""The driver's libraries were upgraded already, and the module that is loaded is still the older one."""
+
 TOO_OLD = _condition(
     "driver-too-old-for-cuda",
     "The driver is too old for torch's CUDA",
@@ -101,6 +100,7 @@ TOO_OLD = _condition(
         "versions-disagree": "Unknown: the driver's version and the CUDA version that NVML states contradict each "
         "other, as where another libcuda is found first.",
     },
+    depends_on=(_HALF_UPGRADED,),
 )
 LIBCUDA = _condition(
     "libcuda-unusable",
@@ -202,7 +202,7 @@ async def collect(services: Services) -> CudaFacts:
     """
     target = await services.targets.find()
     environment, reading, info = await asyncio.gather(
-        _environment(services, target), _reading(services), services.server.info(target)
+        _environment(services, target), driver_reading(services), services.server.info(target)
     )
     asked = target.launch.get("device")
     return CudaFacts(
@@ -222,18 +222,6 @@ async def _environment(services: Services, target: Target) -> EnvironmentFacts |
         return await services.environment.read(target)
     except Skip:
         return None
-
-
-async def _reading(services: Services) -> NvmlReading | None:
-    """Take the last reading of NVML while it lives; at start, when all probes run at once, wait for the first one."""
-    until = services.clock.monotonic() + _DRIVER_WAIT
-    while services.nvml.latest is None and services.clock.monotonic() < until:
-        await services.clock.sleep(_DRIVER_POLL)
-    interval = services.settings.intervals.get(_DRIVER, _DRIVER_INTERVAL)
-    life = 3 * interval + services.settings.deadlines.get(_DRIVER, _DRIVER_DEADLINE)
-    found_at = services.nvml.latest_at
-    alive = found_at is not None and services.clock.time() - found_at <= life
-    return services.nvml.latest if alive else None
 
 
 # -- judgement --------------------------------------------------------------------------------------
@@ -398,7 +386,17 @@ def _too_old(facts: CudaFacts, cuda: str, reason: str, evidence: tuple[str, ...]
     oldest = minimum_driver(cuda)
     needs = f" It needs {oldest} or newer." if oldest is not None else ""
     message = _sentence(facts, cuda) + needs
-    return Finding(code=TOO_OLD.code, status=Status.TRUE, reason=reason, message=message, evidence=evidence)
+    library = None if facts.reading is None else facts.reading.library_version
+    # Half of an upgrade that is new enough as a whole: what is wrong is that it is half.
+    explained_by = (_HALF_UPGRADED,) if library is not None and driver_runs(cuda, library, None) else ()
+    return Finding(
+        code=TOO_OLD.code,
+        status=Status.TRUE,
+        reason=reason,
+        message=message,
+        evidence=evidence,
+        explained_by=explained_by,
+    )
 
 
 def _upgrade(cuda: str) -> str:
@@ -521,19 +519,8 @@ def _arch_unsupported(facts: CudaFacts) -> Finding:
     return _unknown(ARCH, "architectures-unknown", evidence=evidence)
 
 
-Gpu = tuple[str, str]
-"""Index and uuid as the per-GPU series name them."""
-
-
 def _capabilities(facts: CudaFacts) -> dict[Gpu, Capability]:
-    """Compute capabilities of the server's GPUs where these are known, else of all that are visible."""
-    found: dict[Gpu, Capability] = {}
-    for gpu in facts.reading.gpus if facts.reading is not None else ():
-        known = capability(gpu.compute_capability)
-        mine = facts.gpus is None or facts.gpus.holds(gpu.index, gpu.uuid) is not False
-        if known is not None and mine:
-            found[str(gpu.index), gpu.uuid or ""] = known
-    return found
+    return capabilities(facts.reading, facts.gpus)
 
 
 def _runs_on(facts: CudaFacts, environment: EnvironmentFacts, gpu: Capability) -> tuple[bool | None, bool | None]:
@@ -590,7 +577,7 @@ def _no_code(
         reason="not-in-torch-build" if by_torch else "not-in-kernel-wheel",
         message=f"{what} has no code for compute capability {names} (GPU {', '.join(gpu[0] for gpu in bad)}): its "
         "import succeeds, and the first kernel fails with `no kernel image is available`.",
-        remedy=_arch_remedy(min(gpus[gpu] for gpu in bad), by_torch=by_torch),
+        remedy=_arch_remedy(facts, environment, min(gpus[gpu] for gpu in bad), by_torch=by_torch),
         evidence=evidence,
         gpus=bad,
     )
@@ -600,21 +587,60 @@ def _no_code(
     return replace(finding, severity=Severity.WARNING, gate=Gate.NEVER)
 
 
-def _arch_remedy(gpu: Capability, *, by_torch: bool) -> str:
-    if gpu >= (10, 0):
-        what = "torch and the kernel wheel" if by_torch else "the kernel wheel"
-        return f"Install {what} that SGLang pins in a build for CUDA 12.8 or newer (cu128, cu130)."
+def _arch_remedy(facts: CudaFacts, environment: EnvironmentFacts, gpu: Capability, *, by_torch: bool) -> str:
     if by_torch and gpu < (7, 5):
         return "Install torch in a build for CUDA 12.6 (cu126), the last one for this GPU; SGLang needs 7.5 or newer."
     if gpu < (8, 0):
         return "Use a GPU of compute capability 8.0 or newer: no released kernel wheel of this kind has code for it."
-    return "Install the torch and the kernel wheel that SGLang pins, as published for this machine."
+    kernel = _kernel_distribution(environment)
+    command = _install_anew(environment, *(("torch", kernel) if by_torch else (kernel,)))
+    if gpu < (10, 0):
+        return f"{command}  # as published for this machine"
+    what = "torch and the kernel wheel" if by_torch else "the kernel wheel"
+    words = f"Install {what} that SGLang pins in a build for CUDA 12.8 or newer (cu128, cu130)"
+    return f"{words}: {command}" if _built_for_new_gpus(facts.machine, environment) else f"{words}."
+
+
+def _kernel_distribution(environment: EnvironmentFacts) -> str:
+    """The kernel wheel's name: as SGLang asks for it, else as it is installed."""
+    names = ("sglang-kernel", "sgl-kernel")
+    found = [name for name in names if pinned(environment, name) is not None or name in environment.distributions]
+    return found[0] if found else names[0]
+
+
+def _install_anew(environment: EnvironmentFacts, *names: str) -> str:
+    """The command that replaces distributions by those that SGLang pins there."""
+    asked = ((name, pinned(environment, name)) for name in names)
+    wanted = [name if one is None else one.argument for name, one in asked]
+    return installer(environment).install(*wanted, replace=True)
+
+
+_ON_PYPI: Final = {"x86_64": Version("2.8"), "aarch64": Version("2.11")}
+"""The first torch whose wheels on PyPI are built for CUDA 12.8 or newer: before, an index of its own has them."""
+
+
+def _built_for_new_gpus(machine: str, environment: EnvironmentFacts) -> bool:
+    """Whether what SGLang pins comes from PyPI with code for GPUs of compute capability 10.0 and newer."""
+    torch = pinned(environment, "torch")
+    release = None if torch is None else parsed(torch.specifier.removeprefix("=="))
+    first = _ON_PYPI.get(machine)
+    return release is not None and first is not None and release >= first
 
 
 # -- torch and CUDA ---------------------------------------------------------------------------------
 
 
 def _unavailable(facts: CudaFacts, world: World, too_old: Finding, libcuda: Finding) -> Finding:
+    """Judge whether torch can use CUDA, with what SGLang makes of it where it was to run FlashInfer's mamba."""
+    finding = _judge_unavailable(facts, world, too_old, libcuda)
+    if finding.status is not Status.TRUE or not world.server.features.get(Feature.FLASHINFER_MAMBA):
+        return finding
+    version = facts.environment.sglang_release if facts.environment is not None else None
+    # SGLang looks for FlashInfer only where torch sees a GPU, and says that FlashInfer is missing.
+    return replace(finding, sglang_says=unavailable(version, rounding=None))
+
+
+def _judge_unavailable(facts: CudaFacts, world: World, too_old: Finding, libcuda: Finding) -> Finding:
     """Judge whether torch can use CUDA; what other conditions explain is true here too, and suppressed by them."""
     environment = facts.environment
     blind = _blind(facts)
@@ -641,16 +667,16 @@ def _unavailable(facts: CudaFacts, world: World, too_old: Finding, libcuda: Find
 def _without_cuda(facts: CudaFacts, environment: EnvironmentFacts) -> Finding:
     if environment.torch_hip is not None and not _nvidia_hardware(facts):
         return _unknown(UNAVAILABLE, "rocm-build")
-    pinned = next((line for line in environment.requires if line.replace(" ", "").startswith("torch==")), None)
-    what = pinned.partition(";")[0].strip() if pinned is not None else "the torch that SGLang pins"
+    other = "AMD GPUs" if environment.torch_hip is not None else "the CPU"
     return Finding(
         code=UNAVAILABLE.code,
         status=Status.TRUE,
         reason="torch-without-cuda",
         message=f"torch {environment.torch_version or ''} is a build without CUDA.".replace("  ", " "),
-        remedy=f"Install {what} in its build for CUDA, not for "
-        f"{'AMD GPUs' if environment.torch_hip is not None else 'the CPU'}.",
+        remedy=f"{_install_anew(environment, 'torch')}  # in a build for CUDA (cu130 or the like), not for {other}",
         evidence=_version_evidence(facts),
+        # No driver makes up for a build without CUDA.
+        explained_by=(),
     )
 
 
@@ -658,11 +684,14 @@ def _driver_unusable(facts: CudaFacts, world: World) -> bool:
     """Whether the reading proves that no new client can use the driver.
 
     Not from a library that is missing (12) or access that is refused (4): the server's may differ from the
-    sidecar's. Nor from 9 in a container beside a loaded module: that is how missing device nodes look.
+    sidecar's; but on a host without the kernel module either there is no driver at all. Nor from 9 in a container
+    beside a loaded module: that is how missing device nodes look.
     """
     reading = facts.reading
     if reading is None:
         return False
+    if reading.code == _NO_LIBRARY:
+        return world.standing.placement is Placement.HOST and reading.module_present is False
     if reading.code == _NOT_LOADED:
         return world.standing.placement is Placement.HOST or not reading.module_present
     return reading.code in {_BLOCKED, _MISMATCH}

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from sidecar.config import Settings
+from sidecar.credentials import Credentials
 from sidecar.environment import Environment
 from sidecar.isolation import Isolation
-from sidecar.model import Answer, Finding, Outcome, Placement, Result, Skip, Status, Target, World
+from sidecar.model import Answer, Finding, Outcome, Result, Skip, Status, Target, World
 from sidecar.nvml.reading import GpuReading, NvmlReading
 from sidecar.probes.cuda import PROBE
 from sidecar.serverinfo import ServerInfo
@@ -53,7 +54,7 @@ class Machine:
         self.info: ServerInfo | None = None
         self.clock: Any = RealClock()
         self.environ: dict[str, str] | None = {"PATH": os.defpath}
-        self._environment = Environment(isolation, RealClock(), Settings(), placement=Placement.HOST)
+        self._environment = Environment(isolation, RealClock(), Settings(), Credentials())
 
     @property
     def latest(self) -> NvmlReading | None:
@@ -63,7 +64,7 @@ class Machine:
     @property
     def latest_at(self) -> float | None:
         """When that was found."""
-        return None if self.reading is None else self.clock.time() - self.age
+        return None if self.reading is None else self.clock.monotonic() - self.age
 
     async def find(self) -> Target:
         """The server's process, seen through its root."""
@@ -119,6 +120,18 @@ async def test_driver_too_old_for_torch(machine: Machine) -> None:
         "driver-too-old-for-cuda": "driver-older",
         "cuda-unavailable-to-torch": "driver-too-old",
     }
+
+
+@pytest.mark.parametrize(("library", "explained"), [("580.159.04", True), ("570.195.03", False), (None, False)])
+async def test_half_of_an_upgrade(machine: Machine, library: str | None, explained: bool) -> None:
+    """A module that is too old, under libraries that are not: the reboot that is due mends both, an upgrade neither.
+
+    pando85/homelab#4110
+    """
+    driver_library(machine.root, LIB, "570.124.06")
+    machine.reading = replace(reading("570.124.06", "12.8"), library_version=library)
+    found = (await machine.judged())["driver-too-old-for-cuda"]
+    assert (found.status, found.explained_by) == (Status.TRUE, ("driver-library-mismatch",) if explained else ())
 
 
 async def test_minor_version_compatibility(machine: Machine) -> None:
@@ -205,6 +218,29 @@ async def test_new_gpu_old_wheel(machine: Machine) -> None:
         assert active(findings) == {"gpu-arch-unsupported": "not-in-kernel-wheel"}
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="torch is built for other GPUs elsewhere")
+@pytest.mark.parametrize(
+    ("pins", "command"),
+    [
+        (
+            ("torch==2.11.0", "sglang-kernel==0.4.5"),
+            ": uv pip install --python /opt/venv/bin/python --reinstall torch==2.11.0 sglang-kernel==0.4.5",
+        ),
+        # PyPI's torch 2.7 is a build for CUDA 12.6: the same command would install the same fault.
+        (("torch==2.7.1", "sgl-kernel==0.2.4"), "(cu128, cu130)."),
+        ((), "(cu128, cu130)."),
+    ],
+)
+async def test_a_new_gpu_gets_the_command(machine: Machine, pins: tuple[str, ...], command: str) -> None:
+    """What SGLang itself pins, where an index gives a build for that GPU (sgl-project/sglang#7249)."""
+    driver_library(machine.root, LIB)
+    machine.site.dist("sglang", "0.5.16", pins)
+    machine.site.write("torch/version.py", "__version__ = '2.6.0+cu124'\ncuda: Optional[str] = '12.4'\n")
+    machine.reading = reading(name="NVIDIA GeForce RTX 5090", compute_capability="12.0")
+    found = (await machine.judged())["gpu-arch-unsupported"]
+    assert (found.reason, (found.remedy or "").endswith(command)) == ("not-in-torch-build", True), found.remedy
+
+
 async def test_wrong_folder_in_the_kernel_wheel(machine: Machine) -> None:
     """Compute capability 8.6 with a wheel that holds Hopper's build only (sgl-project/sglang#13948)."""
     driver_library(machine.root, LIB)
@@ -217,7 +253,9 @@ async def test_torch_without_cuda(machine: Machine) -> None:
     """A CPU build of torch is one cause, not several."""
     machine.site.dependencies(cuda=None)
     driver_library(machine.root, LIB)
-    assert active(await machine.judged()) == {"cuda-unavailable-to-torch": "torch-without-cuda"}
+    findings = await machine.judged()
+    assert active(findings) == {"cuda-unavailable-to-torch": "torch-without-cuda"}
+    assert findings["cuda-unavailable-to-torch"].explained_by == (), "no driver makes up for it"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -10,16 +11,21 @@ from typing import Any
 
 import pytest
 
-from sidecar.environment import IMPORT_PROBE
+from sidecar.imports import IMPORT_PROBE
 from tests.fakes.interpreters import available
+from tests.fakes.kernel import HAVE_COMPILER, REGISTERS_ONCE, compiled
 from tests.fakes.site import Site
 
+SPEC = json.dumps({"module": "flashinfer.mamba", "symbol": "selective_state_update"})
 
-def probe(python: str, **environ: str) -> tuple[list[dict[str, Any]], int, str]:
+
+def probe(
+    python: str, spec: str = SPEC, *, script: str = IMPORT_PROBE, **environ: str
+) -> tuple[list[dict[str, Any]], int, str]:
     """(lines on the private channel, exit status, what was printed)."""
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as channel:
-        argv = [python, IMPORT_PROBE, "{}", "--fd", str(writing)]
+        argv = [python, script, spec, "--fd", str(writing)]
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         environ = {"PYTHONDONTWRITEBYTECODE": "1", **environ}
         process = subprocess.Popen(argv, pass_fds=(writing,), env=environ, text=True, **output)
@@ -43,6 +49,19 @@ def with_mamba(root: Path, code: str) -> Site:
 
 
 @pytest.mark.parametrize("python", available(), ids=lambda path: os.path.realpath(path).rpartition("/")[2])
+def test_a_file_of_null_bytes_is_named(python: str, tmp_path: Path) -> None:
+    """Python names the importer of such a file alone (python/cpython#96670); the file is what was opened last."""
+    site = Site(tmp_path / "venv", base=python)
+    site.dependencies()
+    site.flashinfer()
+    site.write("flashinfer/jit/__init__.py", "\0" * 100)
+    assert result_of(site)["where"] == "flashinfer/jit/__init__.py"
+    # The same words from elsewhere are about no file.
+    site.write("flashinfer/jit/__init__.py", 'compile("\\0", "x", "exec")\n')
+    assert result_of(site)["where"] == "flashinfer/jit/__init__.py:1"
+
+
+@pytest.mark.parametrize("python", available(), ids=lambda path: os.path.realpath(path).rpartition("/")[2])
 def test_every_interpreter_answers(python: str, tmp_path: Path) -> None:
     """Each interpreter from 3.8 on imports, checks the symbol and names what is loaded."""
     site = Site(tmp_path / "venv", base=python)
@@ -59,7 +78,7 @@ def test_stages_tell_how_far_it_came(tmp_path: Path) -> None:
     """Stage markers name each large package when its import begins, so that a crash can be placed."""
     lines, status, _ = probe(with_mamba(tmp_path, "import os; os._exit(5)").python)
     assert status == 5
-    assert [line["stage"] for line in lines] == [
+    assert [line["stage"] for line in lines if "stage" in line] == [
         "interpreter",
         "import flashinfer.mamba",
         "import flashinfer",
@@ -100,6 +119,14 @@ def test_own_folder_is_not_importable(tmp_path: Path, switch: dict[str, str]) ->
     assert result_of(site, PYTHONPATH=str(tmp_path), **switch)["ok"] is True
 
 
+def test_own_folder_is_not_importable_behind_a_link(tmp_path: Path) -> None:
+    """An agent whose folder is a link to that of its release is off the import path as well."""
+    (tmp_path / "current").symlink_to(os.path.dirname(IMPORT_PROBE))
+    site = with_mamba(tmp_path, "import reader")
+    lines, _, _ = probe(site.python, script=str(tmp_path / "current/import_probe.py"))
+    assert lines[-1]["result"]["missing"] == "reader"
+
+
 def test_the_channel_is_not_inherited(tmp_path: Path) -> None:
     """Processes that the import starts cannot keep the channel open."""
     code = (
@@ -119,9 +146,9 @@ def test_pth_files_and_path_count(tmp_path: Path) -> None:
 
 def test_exceptions_are_told_in_full(tmp_path: Path) -> None:
     """Type, message, place, cause and whether SGLang would have caught it."""
-    code = "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ImportError('x' * 5000) from e"
+    code = "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ImportError('x' * 9000) from e"
     result = result_of(with_mamba(tmp_path, code))
-    assert (result["ok"], result["exception"], len(result["message"])) == (False, "ImportError", 2000)
+    assert (result["ok"], result["exception"], len(result["message"])) == (False, "ImportError", 6000)
     assert result["where"] == "flashinfer/mamba/__init__.py:4"
     assert result["cause"] == "ZeroDivisionError: division by zero"
     assert result["sglang_catches"] is True
@@ -152,3 +179,93 @@ def test_a_module_in_place_of_the_function_is_not_ok(tmp_path: Path) -> None:
     result = result_of(site)
     assert (result["ok"], result["step"], result["symbol"]) == (False, "symbol", "module")
     assert "exception" not in result
+
+
+def test_the_whole_chain_is_told(tmp_path: Path) -> None:
+    """Each exception behind the one that was raised is there in turn, with the library that Python names."""
+    code = (
+        "try:\n    try:\n        raise OSError('inner')\n    except OSError as e:\n"
+        "        raise ImportError('middle', path=__file__.replace('__init__.py', 'x.abi3.so')) from e\n"
+        "except ImportError:\n    raise ValueError('outer')"
+    )
+    assert result_of(with_mamba(tmp_path, code))["chain"] == [
+        {"exception": "ValueError", "message": "outer", "library": None},
+        {"exception": "ImportError", "message": "middle", "library": "flashinfer/mamba/x.abi3.so"},
+        {"exception": "OSError", "message": "inner", "library": None},
+    ]
+
+
+def test_a_chain_without_end_is_cut(tmp_path: Path) -> None:
+    """Hundreds of exceptions behind one another, each with a long text, stay a bounded answer."""
+    code = (
+        "error = None\nfor number in range(500):\n    try:\n        raise ValueError('x' * 5000) from error\n"
+        "    except ValueError as one:\n        error = one\nraise error"
+    )
+    chain = result_of(with_mamba(tmp_path, code))["chain"]
+    assert (len(chain), {len(link["message"]) for link in chain}) == (8, {1000})
+
+
+def test_a_statement_that_fails_by_itself_has_no_place(tmp_path: Path) -> None:
+    """A module that is not there was missed by the statement, which is ours: no file is named."""
+    spec = json.dumps({"module": "absent.module", "symbol": None})
+    lines, _, _ = probe(Site(tmp_path / "venv").python, spec)
+    result = lines[-1]["result"]
+    assert (result["exception"], result["missing"], result["where"]) == ("ModuleNotFoundError", "absent", None)
+
+
+def test_what_comes_first_comes_first(tmp_path: Path) -> None:
+    """A module that is named as first is imported before the other; its failure is the answer, and ends it."""
+    site = Site(tmp_path / "venv")
+    site.write("early.py", "raise RuntimeError('early')")
+    site.write("late.py", "raise RuntimeError('late')")
+    lines, _, _ = probe(site.python, json.dumps({"module": "late", "first": "early", "load": ["*.so"]}))
+    assert [line["stage"] for line in lines if "stage" in line] == ["interpreter", "import early"]
+    assert (lines[-1]["result"]["message"], lines[-1]["result"]["step"]) == ("early", "import")
+
+
+@pytest.mark.skipif(not HAVE_COMPILER, reason="needs a C compiler")
+def test_libraries_are_loaded_apart(tmp_path: Path) -> None:
+    """Each is loaded in a process of its own, after what comes first and before the module: none meets another."""
+    site = Site(tmp_path / "venv")
+    site.write("early.py")
+    site.write("package/__init__.py", "import os; assert 'FAKE_OPERATIONS' not in os.environ")
+    for name in ("a", "b"):
+        compiled(REGISTERS_ONCE, site.packages / f"package/{name}/ops.so")
+    site.write("package/c/ops.so", "no library")
+    spec = {"module": "package", "first": "early", "load": ["*/ops.*", "../early*"]}
+    lines, _, _ = probe(site.python, json.dumps(spec))
+    result = lines[-1]["result"]
+    assert result["ok"] is True
+    assert [(one["path"], one["signal"]) for one in result["loads"]] == [
+        ("a/ops.so", None),
+        ("b/ops.so", None),
+        ("c/ops.so", None),
+    ]
+    assert [bool(one["error"]) for one in result["loads"]] == [False, False, True]
+    assert [line["stage"] for line in lines[2:6]] == [
+        "load a/ops.so",
+        "load b/ops.so",
+        "load c/ops.so",
+        "import package",
+    ]
+
+
+@pytest.mark.parametrize("version", [(3, 6, 15), (3, 7, 16)])
+def test_too_old_interpreters_say_so(tmp_path: Path, version: tuple[int, int, int]) -> None:
+    """Before Python 3.8 the answer is the version, and nothing is imported."""
+    proof = tmp_path / "ran"
+    site = with_mamba(tmp_path, f"open({str(proof)!r}, 'w')")
+    site.write("pretend.pth", f"import sys; sys.version_info = ({', '.join(map(str, version))}, 'final', 0)\n")
+    lines, status, _ = probe(site.python)
+    assert (lines, status) == ([{"too_old": "{}.{}.{}".format(*version)}], 0)
+    assert not proof.exists()
+
+
+def test_the_script_is_read_by_older_interpreters() -> None:
+    """Nothing in the script is evaluated or parsed that Python 3.6 and 3.7 lack, or they could not say so."""
+    tree = ast.parse(Path(IMPORT_PROBE).read_text(), feature_version=(3, 7))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.arg | ast.FunctionDef | ast.AnnAssign)]
+    notes = [getattr(node, "annotation", None) or getattr(node, "returns", None) for node in found]
+    evaluated = {ast.unparse(note) for note in notes if note is not None and not isinstance(note, ast.Constant)}
+    assert evaluated <= {"object", "str", "int", "bool", "BaseException"}
+    assert not any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in ast.walk(tree))

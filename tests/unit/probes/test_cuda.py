@@ -580,9 +580,18 @@ def test_whether_torch_can_use_cuda(facts: CudaFacts, standing: Standing, wanted
 
 def test_the_remedy_uses_sglangs_own_pin() -> None:
     """The torch to install is the one that SGLang's metadata in this environment pins."""
-    pinned = replace(CPU_TORCH, requires=("torch==2.11.0 ; extra == 'x'",))
+    pinned = replace(CPU_TORCH, requires=("torch==2.11.0 ; extra == 'srt'", "torch==1.0 ; extra == 'x'"))
+    pinned = replace(pinned, python="/venv/bin/python", distributions={**CPU_TORCH.distributions, "pip": "26.0"})
     found = judged(fit(environment=pinned))[UNAVAILABLE]
-    assert found.remedy == "Install torch==2.11.0 in its build for CUDA, not for the CPU."
+    assert found.remedy == (
+        "/venv/bin/python -m pip install --force-reinstall torch==2.11.0"
+        "  # in a build for CUDA (cu130 or the like), not for the CPU"
+    )
+    old = replace(pinned, torch_version="2.6.0+cu124", torch_cuda="12.4", torch_without_cuda=False)
+    assert judged(on(RTX5090, env=old))[ARCH].remedy == (
+        "Install torch and the kernel wheel that SGLang pins in a build for CUDA 12.8 or newer (cu128, cu130): "
+        "/venv/bin/python -m pip install --force-reinstall torch==2.11.0 sglang-kernel"
+    )
 
 
 def test_its_causes_are_declared() -> None:

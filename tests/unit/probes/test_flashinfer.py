@@ -1,4 +1,4 @@
-"""The flashinfer probe: one broken environment, one cause, by files and by a real import alike."""
+"""The flashinfer probe: what it says of an environment, and what it leaves open."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from hypothesis import strategies as st
 from sidecar.catalog import COMMON_REASONS
 from sidecar.config import ImportPolicy, Settings
 from sidecar.environment import (
+    CacheFolder,
     Companion,
-    Environment,
+    Damage,
     EnvironmentFacts,
     FlashInferFiles,
-    ImportEvidence,
-    ImportOutcome,
     MambaFiles,
+    ModuleFiles,
 )
+from sidecar.imports import ImportEvidence, ImportOutcome, ImportWork
 from sidecar.isolation import Isolation
-from sidecar.model import Answer, Feature, Gate, Outcome, Placement, Result, Scope, Severity, Status, Target, World
+from sidecar.model import Answer, Feature, Gate, Outcome, Placement, Result, Scope, Severity, Status, Target
 from sidecar.probes import flashinfer
-from sidecar.probes.flashinfer import PROBE, FlashinferFacts, ImportState, classify
-from tests.builders import HOST, view
+from sidecar.probes.flashinfer import PROBE, FlashinferFacts, ImportState, MambaArguments, classify
+from sidecar.serverinfo import ServerInfo
+from tests.builders import view
+from tests.fakes.flashinfer import CODES, DEFAULT_LAUNCH, MAMBA_USED, Build, facts_of, judged, release, then, world
 from tests.fakes.site import RealClock, Site
+from tests.fakes.sources import Sources
 
 OK = (None, None)
-Build = Callable[[Site], object]
 
 
 @pytest.fixture
@@ -42,251 +45,18 @@ async def isolation() -> AsyncIterator[Isolation]:
 
 
 @pytest.fixture
-async def environment(isolation: Isolation) -> AsyncIterator[Environment]:
-    one = Environment(isolation, RealClock(), Settings(), placement=Placement.CONTAINER)
+async def environment(isolation: Isolation) -> AsyncIterator[Sources]:
+    one = Sources(isolation, RealClock(), Settings(), placement=Placement.CONTAINER)
     yield one
     await one.close()
 
 
-class Case:
-    """A broken environment: how it is made, and the cause by files and by import."""
-
-    def __init__(
-        self,
-        name: str,
-        build: Build,
-        by_files: tuple[str | None, str | None],
-        by_import: tuple[str | None, str | None] | None = None,
-        *,
-        environ: dict[str, str] | None = None,
-        importable: bool = False,
-    ) -> None:
-        self.name = name
-        self.build = build
-        self.by_files = by_files
-        self.by_import = by_files if by_import is None else by_import
-        self.environ = environ or {}
-        self.importable = importable
-
-
-def release(version: str, **options: Any) -> Build:
-    def build(site: Site) -> None:
-        site.dependencies()
-        site.flashinfer(version, **options)
-
-    return build
-
-
-def then(first: Build, *steps: Callable[[Site], object]) -> Build:
-    def build(site: Site) -> None:
-        first(site)
-        for step in steps:
-            step(site)
-
-    return build
-
-
-def crash(code: str) -> Build:
-    return release("0.6.14", mamba=code)
-
-
-def cpu_torch(site: Site) -> None:
-    site.dependencies(cuda=None)
-    site.flashinfer("0.6.14", mamba='raise AssertionError("Torch not compiled with CUDA enabled")')
-
-
-def fails(code: str) -> str:
-    """The code of a condition without its common prefix."""
-    return f"flashinfer-{code}"
-
-
-MAMBA = "flashinfer/mamba"
-CASES = [
-    Case("works", release("0.6.14"), OK, importable=True),
-    # sgl-project/sglang#945
-    Case("not installed", lambda site: site.dependencies(), (fails("not-installed"), "absent")),
-    # sgl-project/sglang#945: what pip leaves behind still satisfies find_spec
-    Case(
-        "leftover data folder",
-        lambda site: site.write("flashinfer/data/x"),
-        (fails("not-installed"), "leftover-folder"),
-    ),
-    Case("leftover mamba folder", lambda site: site.write(f"{MAMBA}/x"), (fails("not-installed"), "leftover-folder")),
-    # flashinfer-ai/flashinfer#794: the distribution is found by any spelling of its name
-    Case(
-        "registered, files gone",
-        lambda site: site.dist("FlashInfer_Python", "0.6.14"),
-        (fails("not-installed"), "files-missing"),
-    ),
-    # sgl-project/sglang#18070
-    Case("release without mamba", release("0.6.0"), (fails("mamba-missing"), "version-too-old")),
-    Case(
-        "mamba folder removed",
-        then(release("0.6.13"), lambda site: site.remove(MAMBA)),
-        (fails("mamba-missing"), "partial-install"),
-    ),
-    # vllm-project/vllm#36162: importable, yet without the function
-    Case(
-        "mamba/__init__ removed",
-        then(release("0.6.13"), lambda site: site.remove(f"{MAMBA}/__init__.py")),
-        (fails("symbol-missing"), "empty-package"),
-    ),
-    Case(
-        "mamba/__init__ empty",
-        then(release("0.6.13"), lambda site: site.write(f"{MAMBA}/__init__.py")),
-        (fails("symbol-missing"), "empty-package"),
-    ),
-    Case(
-        "symbol gone",
-        then(release("0.6.13"), lambda site: site.write(f"{MAMBA}/__init__.py", "other = 1\n")),
-        (fails("symbol-missing"), "absent"),
-    ),
-    Case(
-        "symbol no function",
-        then(release("0.6.13"), lambda site: site.write(f"{MAMBA}/__init__.py", "selective_state_update = 3\n")),
-        OK,
-        (fails("symbol-missing"), "not-callable"),
-    ),
-    Case(
-        "symbol's file removed",
-        then(release("0.6.13"), lambda site: site.remove(f"{MAMBA}/selective_state_update.py")),
-        (fails("import-failed"), "partial-install"),
-    ),
-    # NVIDIA-NeMo/Export-Deploy#679
-    Case(
-        "cubin of another release",
-        then(release("0.6.10"), lambda site: site.companion("flashinfer-cubin", "0.6.8.post1")),
-        (fails("cubin-mismatch"), "version-mismatch"),
-    ),
-    # flashinfer-ai/flashinfer#4781
-    Case(
-        "stale cubin after an upgrade",
-        then(release("0.6.14"), lambda site: site.companion("flashinfer-cubin", "0.6.13")),
-        (fails("cubin-mismatch"), "version-mismatch"),
-    ),
-    Case(
-        "cubin leftover folder",
-        then(release("0.6.13"), lambda site: site.write("flashinfer_cubin/cubins/x")),
-        (fails("cubin-mismatch"), "leftover-folder"),
-    ),
-    Case(
-        "cubin ignored from 0.7.2 on",
-        then(release("0.7.2"), lambda site: site.companion("flashinfer-cubin", "0.6.13")),
-        (fails("cubin-mismatch"), "ignored"),
-        importable=True,
-    ),
-    # NVIDIA/Megatron-LM#4700
-    Case(
-        "check bypassed, even by 0",
-        then(release("0.6.14"), lambda site: site.companion("flashinfer-cubin", "0.6.13")),
-        (fails("cubin-mismatch"), "check-bypassed"),
-        environ={"FLASHINFER_DISABLE_VERSION_CHECK": "0"},
-        importable=True,
-    ),
-    # lightseekorg/tokenspeed#284
-    Case(
-        "jit-cache of another release",
-        then(release("0.6.11"), lambda site: site.companion("flashinfer-jit-cache", "0.6.9+cu130")),
-        (fails("jit-cache-mismatch"), "version-mismatch"),
-    ),
-    Case(
-        "jit-cache leftover folder",
-        then(release("0.6.13"), lambda site: site.write("flashinfer_jit_cache/x")),
-        (fails("jit-cache-mismatch"), "leftover-folder"),
-    ),
-    Case(
-        "jit-cache with a local tag",
-        then(release("0.6.13"), lambda site: site.companion("flashinfer-jit-cache", "0.6.13+cu130")),
-        OK,
-        importable=True,
-    ),
-    Case(
-        "0.6.1 takes 0.6.12 for its own",
-        then(release("0.6.1"), lambda site: site.companion("flashinfer-jit-cache", "0.6.12+cu129")),
-        OK,
-        importable=True,
-    ),
-    Case(
-        "0.7.1 does not take 0.7.12 for its own",
-        then(release("0.7.1"), lambda site: site.companion("flashinfer-jit-cache", "0.7.12+cu130")),
-        (fails("jit-cache-mismatch"), "version-mismatch"),
-    ),
-    Case(
-        "no build metadata, nothing compared",
-        then(
-            release("0.6.13"),
-            lambda site: site.remove("flashinfer/_build_meta.py"),
-            lambda site: site.companion("flashinfer-cubin", "0.6.8"),
-        ),
-        OK,
-        importable=True,
-    ),
-    Case("a file shadows the package", lambda site: site.write("flashinfer.py"), (fails("import-failed"), "shadowed")),
-    # Dao-AILab/flash-attention#2205: modules go missing one after another; name them at once
-    Case(
-        "dependencies missing",
-        then(lambda site: site.dependencies("tvm_ffi", "tqdm"), lambda site: site.flashinfer()),
-        (fails("import-failed"), "dependency-missing"),
-    ),
-    Case(
-        "mamba/__init__ cut off",
-        then(release("0.6.13"), lambda site: site.write(f"{MAMBA}/__init__.py", "from .selective_state import (\n")),
-        (fails("import-failed"), "corrupt-file"),
-    ),
-    Case(
-        "an unrelated file cut off",
-        then(release("0.6.13"), lambda site: site.write("flashinfer/jit/__init__.py", "def f(:\n")),
-        OK,
-        (fails("import-failed"), "corrupt-file"),
-    ),
-    Case("torch without CUDA", cpu_torch, OK, (fails("import-failed"), "torch-without-cuda")),
-    # sgl-project/sglang#5094
-    Case(
-        "shared library missing",
-        crash('raise ImportError("libnvrtc.so.12: cannot open shared object file: No such file or directory")'),
-        OK,
-        (fails("import-failed"), "shared-library-missing"),
-    ),
-    # sgl-project/sglang#5100
-    Case(
-        "undefined symbol",
-        crash('raise ImportError("x.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEa")'),
-        OK,
-        (fails("import-failed"), "abi-mismatch"),
-    ),
-    Case(
-        "cache not writable",
-        crash('raise PermissionError(13, "Permission denied", "/x")'),
-        OK,
-        (fails("import-failed"), "permission"),
-    ),
-    Case("any exception", crash('raise ValueError("garbage")'), OK, (fails("import-failed"), "exception")),
-    Case("sys.exit", crash("import sys; sys.exit(3)"), OK, (fails("import-crashed"), "exit")),
-    Case("os._exit", crash("import os; os._exit(0)"), OK, (fails("import-crashed"), "exit")),
-    Case("abort", crash("import os; os.abort()"), OK, (fails("import-crashed"), "signal")),
-    # sgl-project/sglang#6160
-    Case(
-        "disabled by environment",
-        release("0.6.14"),
-        (fails("disabled-by-env"), "variable-set"),
-        environ={"SGLANG_IS_FLASHINFER_AVAILABLE": "False"},
-        importable=True,
-    ),
-]
-
-
-def world(**changes: Any) -> World:
-    values: dict[str, Any] = {"standing": HOST, "server": view(), "now": 0.0, "settings": Settings()}
-    return World(**{**values, **changes})
-
-
-def judged(facts: FlashinferFacts, **changes: Any) -> dict[str, Any]:
-    result = Result(probe="flashinfer", outcome=Outcome.OK, facts=facts)
-    return {finding.code: finding for finding in PROBE.judge(result, world(**changes))}
+def causes(facts: FlashinferFacts, **changes: Any) -> dict[str, Any]:
+    return {code: finding for code, finding in judged(facts, **changes).items() if code in CODES}
 
 
 def active(facts: FlashinferFacts) -> tuple[str | None, str | None]:
-    found = [(code, finding.reason) for code, finding in judged(facts).items() if finding.status is Status.TRUE]
+    found = [(code, finding.reason) for code, finding in causes(facts).items() if finding.status is Status.TRUE]
     assert len(found) <= 1
     return found[0] if found else OK
 
@@ -295,50 +65,7 @@ def exported(facts: FlashinferFacts) -> dict[str, float]:
     return {sample.family: sample.value for sample in PROBE.samples(facts)}
 
 
-async def facts_of(environment: Environment, target: Target, *, imported: bool) -> FlashinferFacts:
-    """The probe's facts, through its own collect."""
-
-    async def find() -> Target:
-        return target
-
-    async def info(_target: Target) -> None:
-        return None
-
-    services: Any = SimpleNamespace(
-        targets=SimpleNamespace(find=find),
-        server=SimpleNamespace(info=info),
-        environment=environment,
-        settings=Settings(import_policy=ImportPolicy.ALWAYS if imported else ImportPolicy.NEVER),
-        wake=lambda _name: None,
-    )
-    facts = await PROBE.collect(services)
-    if imported and facts.evidence is None:
-        await environment.wait_import()
-        facts = await PROBE.collect(services)
-    return facts
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_one_cause(case: Case, tmp_path: Path, environment: Environment) -> None:
-    """Each broken environment has the one cause that its files show, and the one that a real import shows."""
-    site = Site(tmp_path / "venv")
-    case.build(site)
-    base = site.target()
-    target = replace(base, environ={**(base.environ or {}), **case.environ})
-    by_files = await facts_of(environment, target, imported=False)
-    assert active(by_files) == case.by_files
-    by_import = await facts_of(environment, target, imported=True)
-    assert active(by_import) == case.by_import
-    assert exported(by_import)["module_importable"] == float(case.importable)
-    assert exported(by_import)["module_import_verified"] == 1
-    for facts in (by_files, by_import):
-        for finding in judged(facts).values():
-            kind = next(kind for kind in PROBE.conditions if kind.code == finding.code)
-            assert finding.status is Status.FALSE or finding.reason in kind.reasons
-            assert finding.status is not Status.TRUE or (finding.message and finding.remedy)
-
-
-async def test_static_success_is_labelled(tmp_path: Path, environment: Environment) -> None:
+async def test_static_success_is_labelled(tmp_path: Path, environment: Sources) -> None:
     """Files without fault make the module importable but not verified, and leave import-only faults unknown."""
     site = Site(tmp_path / "venv")
     release("0.6.14")(site)
@@ -350,33 +77,35 @@ async def test_static_success_is_labelled(tmp_path: Path, environment: Environme
     assert findings["flashinfer-import-failed"].reason == "not-imported"
 
 
-async def test_verified_success_is_final(tmp_path: Path, environment: Environment) -> None:
+async def test_verified_success_is_final(tmp_path: Path, environment: Sources) -> None:
     """After a real import that worked every condition is false at once, without hold."""
     site = Site(tmp_path / "venv")
     release("0.6.14")(site)
     facts = await facts_of(environment, site.target(), imported=True)
-    assert {finding.status for finding in judged(facts).values()} == {Status.FALSE}
-    assert all(finding.final for finding in judged(facts).values())
+    assert {finding.status for finding in causes(facts).values()} == {Status.FALSE}
+    assert all(finding.final for finding in causes(facts).values())
     assert exported(facts)["module_import_duration_seconds"] >= 0
     section = PROBE.report(facts)["modules"]["flashinfer.mamba"]
     assert (section.importable, section.verified, section.evidence) == (True, True, "ok")
     assert section.names == ("selective_state_update",)
 
 
-async def test_remedy_installs_what_sglang_pins(tmp_path: Path, environment: Environment) -> None:
+async def test_remedy_installs_what_sglang_pins(tmp_path: Path, environment: Sources) -> None:
     """The suggested install takes its version from SGLang's own requirements in that environment."""
     site = Site(tmp_path / "venv")
+    site.dist("pip", "25.0")
     site.dependencies()
-    site.dist("sglang", "0.5.16", ("flashinfer_python[cu13]==0.6.14", "torch==2.11.0", 'x; extra == "y"'))
+    site.dist("sglang", "0.5.23", ("flashinfer_python[cu13]==0.6.14", "torch==2.11.0", 'x; extra == "y"'))
     facts = await facts_of(environment, site.target(), imported=False)
     remedy = judged(facts)["flashinfer-not-installed"].remedy
     assert f"{site.python} -m pip install 'flashinfer-python[cu13]==0.6.14'" in remedy
     assert "--mamba-backend triton" in remedy
 
 
-async def test_remedy_for_a_cubin_that_does_not_exist(tmp_path: Path, environment: Environment) -> None:
+async def test_remedy_for_a_cubin_that_does_not_exist(tmp_path: Path, environment: Sources) -> None:
     """No flashinfer-cubin above 0.6.13 is suggested: PyPI has none (flashinfer-ai/flashinfer#4869)."""
     site = Site(tmp_path / "venv")
+    site.dist("pip", "25.0")
     release("0.6.14")(site)
     site.companion("flashinfer-cubin", "0.6.13")
     finding = judged(await facts_of(environment, site.target(), imported=False))["flashinfer-cubin-mismatch"]
@@ -386,17 +115,20 @@ async def test_remedy_for_a_cubin_that_does_not_exist(tmp_path: Path, environmen
     assert "0.6.14" in finding.message
 
 
-async def test_missing_dependencies_are_named_at_once(tmp_path: Path, environment: Environment) -> None:
+async def test_missing_dependencies_are_named_at_once(tmp_path: Path, environment: Sources) -> None:
     """All missing modules are named together, by their distributions in the remedy."""
     site = Site(tmp_path / "venv")
+    site.dist("pip", "25.0")
     site.dependencies("tvm_ffi", "tqdm")
     site.flashinfer()
     finding = judged(await facts_of(environment, site.target(), imported=True))["flashinfer-import-failed"]
-    assert "tvm_ffi and tqdm" in finding.message
+    assert (
+        f"tvm_ffi (of apache-tvm-ffi) and tqdm, which the server's environment ({site.python}) lacks" in finding.message
+    )
     assert "install apache-tvm-ffi tqdm" in finding.remedy
 
 
-async def test_ignored_mismatch_is_a_warning(tmp_path: Path, environment: Environment) -> None:
+async def test_ignored_mismatch_is_a_warning(tmp_path: Path, environment: Sources) -> None:
     """A mismatch that does not stop the import is a warning that never gates."""
     site = Site(tmp_path / "venv")
     release("0.7.2")(site)
@@ -499,7 +231,7 @@ def test_a_success_in_scope_image_counts() -> None:
     """A successful import in scope image is verified and rules everything out but what only a variable decides."""
     facts = with_evidence(ImportEvidence(outcome=ImportOutcome.OK, at=0.0, seconds=1.0), Scope.IMAGE)
     assert exported(facts)["module_import_verified"] == 1
-    left = {code: finding.reason for code, finding in judged(facts).items() if finding.status is not Status.FALSE}
+    left = {code: finding.reason for code, finding in causes(facts).items() if finding.status is not Status.FALSE}
     assert left == {"flashinfer-disabled-by-env": "environ-unseen"}
 
 
@@ -525,7 +257,7 @@ NOT_FOUND: list[tuple[str, Build, str]] = [
 @pytest.mark.parametrize("imported", [False, True], ids=["by files", "by import"])
 @pytest.mark.parametrize("case", NOT_FOUND, ids=lambda case: case[0])
 async def test_what_was_not_found_counts_where_it_was_looked_for_in_the_right_place(
-    case: tuple[str, Build, str], imported: bool, tmp_path: Path, environment: Environment
+    case: tuple[str, Build, str], imported: bool, tmp_path: Path, environment: Sources
 ) -> None:
     """An absence counts with the server's variables in sight or in a named interpreter, not in one merely found."""
     _, build, code = case
@@ -563,14 +295,14 @@ def said(facts: FlashinferFacts) -> dict[str, str]:
     """Status of each condition by its code without the prefix; of an unknown one, the reason."""
     return {
         code.removeprefix("flashinfer-"): str(finding.reason if finding.status is Status.UNKNOWN else finding.status)
-        for code, finding in judged(facts).items()
+        for code, finding in causes(facts).items()
     }
 
 
 OFF = {"SGLANG_IS_FLASHINFER_AVAILABLE": "false"}
 
 
-async def test_disabled_says_nothing_of_the_module(tmp_path: Path, environment: Environment) -> None:
+async def test_disabled_says_nothing_of_the_module(tmp_path: Path, environment: Sources) -> None:
     """With FlashInfer disabled the rest is judged by the module alone, and its own fault is a second, unknown one."""
     site = Site(tmp_path / "venv")
     site.dependencies()
@@ -602,10 +334,10 @@ def test_disabled_leaves_what_only_an_import_tells_unknown() -> None:
         "symbol-missing": "false",
         "import-timeout": "not-imported",
     }
-    assert {code for code, finding in judged(facts).items() if finding.final} == {"flashinfer-disabled-by-env"}
+    assert {code for code, finding in causes(facts).items() if finding.final} == {"flashinfer-disabled-by-env"}
 
 
-async def test_an_old_release_hides_whether_its_companion_would_do(tmp_path: Path, environment: Environment) -> None:
+async def test_an_old_release_hides_whether_its_companion_would_do(tmp_path: Path, environment: Sources) -> None:
     """A release without mamba and with a companion of another version leaves the companion unknown."""
     site = Site(tmp_path / "venv")
     release("0.6.0")(site)
@@ -623,7 +355,7 @@ async def test_an_old_release_hides_whether_its_companion_would_do(tmp_path: Pat
     }
 
 
-async def test_an_import_that_raised_rules_out_no_more_than_it_got_to(tmp_path: Path, environment: Environment) -> None:
+async def test_an_import_that_raised_rules_out_no_more_than_it_got_to(tmp_path: Path, environment: Sources) -> None:
     """A real import that raised did not crash and did not hang; what lies behind the exception stays unknown."""
     site = Site(tmp_path / "venv")
     release("0.6.14")(site)
@@ -642,7 +374,7 @@ async def test_an_import_that_raised_rules_out_no_more_than_it_got_to(tmp_path: 
     }
 
 
-async def test_a_second_ignored_companion_is_not_fine(tmp_path: Path, environment: Environment) -> None:
+async def test_a_second_ignored_companion_is_not_fine(tmp_path: Path, environment: Sources) -> None:
     """Of two companions that this FlashInfer ignores one is active and the other unknown, import or not."""
     site = Site(tmp_path / "venv")
     release("0.7.2")(site)
@@ -707,10 +439,10 @@ def test_disabled_is_known_where_the_files_are_not() -> None:
     assert said(facts)["not-installed"] == "root-unreadable"
 
 
-@pytest.mark.parametrize("value", ["yes", "2", "enabled"])
-def test_values_that_releases_read_differently_are_unknown(value: str) -> None:
-    """A value that one SGLang takes for true and another for false neither disables nor clears."""
-    facts = FlashinferFacts(environment=GOOD, variables={"SGLANG_IS_FLASHINFER_AVAILABLE": value})
+@pytest.mark.parametrize("value", ["yes", "2", " 1", ""])
+def test_values_that_a_newer_release_may_read_otherwise_are_unknown(value: str) -> None:
+    """A value on which SGLang's two readers of switches disagree neither disables nor clears an unknown release."""
+    facts = FlashinferFacts(environment=GOOD, sglang="99.0", variables={"SGLANG_IS_FLASHINFER_AVAILABLE": value})
     assert said(facts)["disabled-by-env"] == "value-unclear"
     assert said(facts)["not-installed"] == "false"
 
@@ -719,6 +451,298 @@ def test_without_facts_nothing_is_said() -> None:
     """The probe leaves the reason to the judge when it has no facts."""
     assert list(PROBE.judge(Result(probe="flashinfer", outcome=Outcome.CRASHED), world())) == []
 
+
+# -- SGLang's own sentence, and the way out ---------------------------------------------------------------
+
+ABSENT = replace(GOOD, flashinfer=FlashInferFiles())
+STALE = replace(GOOD, flashinfer=replace(GOOD.flashinfer, cubin=Companion(kind="package", version="0.6.13")))
+NEWER_SAYS = "ValueError: FlashInfer mamba module not available, please check the FlashInfer installation."
+ROUNDING_TAIL = (
+    " Stochastic rounding with --mamba-backend flashinfer requires FlashInfer Mamba and --mamba-ssm-dtype float16."
+)
+
+
+def finding_of(environment: EnvironmentFacts, features: dict[Feature, bool], **changes: Any) -> Any:
+    """The one active cause of an environment for a server that uses these features."""
+    facts = FlashinferFacts(environment=environment, **{"variables": {}, **changes})
+    found = [one for one in causes(facts, server=view(features=features)).values() if one.status is Status.TRUE]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "rounding", "expected"),
+    [
+        ("0.5.9", None, "ValueError: FlashInfer mamba module not available, please check flashinfer installation."),
+        ("0.5.14", True, "ValueError: FlashInfer mamba module not available, please check flashinfer installation."),
+        ("0.5.15", False, NEWER_SAYS),
+        ("0.5.23", True, NEWER_SAYS + ROUNDING_TAIL),
+        (None, None, NEWER_SAYS),
+        ("not a version", None, NEWER_SAYS),
+    ],
+)
+def test_sglang_sentence_of_each_release(version: str | None, rounding: bool | None, expected: str) -> None:
+    """The sentence is the one of the installed release, with the tail that stochastic rounding adds."""
+    mamba = MambaArguments(source="flags", rounding=rounding)
+    assert finding_of(ABSENT, MAMBA_USED, sglang=version, mamba=mamba).sglang_says == expected
+    off = finding_of(GOOD, MAMBA_USED, sglang=version, mamba=mamba, variables=OFF)
+    assert (off.code, off.sglang_says) == ("flashinfer-disabled-by-env", expected)
+
+
+def test_what_is_not_translated_stands_in_the_log_as_it_is() -> None:
+    """A mismatch is a RuntimeError that no release translates (flashinfer-ai/flashinfer#4869)."""
+    finding = finding_of(STALE, MAMBA_USED, sglang="0.5.16")
+    assert finding.sglang_says == (
+        "RuntimeError: flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.14). Please install "
+        "the same version of both packages. Set FLASHINFER_DISABLE_VERSION_CHECK=1 to bypass this check."
+    )
+    assert "does not translate" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("environment", "features", "sglang", "offered"),
+    [
+        (ABSENT, MAMBA_USED, "0.5.9", True),
+        (ABSENT, {}, None, True),
+        # From 0.5.10 to 0.5.22 the sampler imports FlashInfer on every CUDA server.
+        (ABSENT, MAMBA_USED, "0.5.10.post1", False),
+        (STALE, MAMBA_USED, "0.5.16", False),
+        (ABSENT, MAMBA_USED, "0.5.23", True),
+        (STALE, DEFAULT_LAUNCH, "0.5.9", False),
+    ],
+)
+def test_another_mamba_backend_is_offered_where_it_helps(
+    environment: EnvironmentFacts, features: dict[Feature, bool], sglang: str | None, offered: bool
+) -> None:
+    """No remedy suggests a backend that leaves the server importing the same broken package."""
+    remedy = finding_of(environment, features, sglang=sglang).remedy
+    assert ("--mamba-backend triton" in remedy) == offered
+
+
+@pytest.mark.parametrize(
+    ("features", "sglang", "require", "severity"),
+    [
+        (DEFAULT_LAUNCH, "0.5.16", (), None),
+        (DEFAULT_LAUNCH, "0.5.9", (), Severity.INFO),
+        (DEFAULT_LAUNCH, "0.5.23", (), Severity.INFO),
+        (DEFAULT_LAUNCH, None, (), Severity.INFO),
+        ({**DEFAULT_LAUNCH, Feature.FLASHINFER: True}, "0.5.9", (), None),
+        (MAMBA_USED, "0.5.9", (), None),
+        ({}, "0.5.9", ("flashinfer-mamba",), None),
+    ],
+)
+def test_absence_stops_only_who_cannot_do_without(
+    features: dict[Feature, bool], sglang: str | None, require: tuple[str, ...], severity: Severity | None
+) -> None:
+    """FlashInfer that is not installed is no fault of a launch that falls back to something else."""
+    facts = FlashinferFacts(environment=ABSENT, variables={}, sglang=sglang)
+    found = causes(facts, server=view(features=features), settings=Settings(require=require))
+    assert found["flashinfer-not-installed"].severity is severity
+
+
+def test_the_sentence_of_other_users_is_the_exception() -> None:
+    """A server that imports FlashInfer for its sampler alone dies with the exception itself."""
+    assert finding_of(ABSENT, DEFAULT_LAUNCH).sglang_says == "ModuleNotFoundError: No module named 'flashinfer'"
+
+
+def test_uv_environments_get_uv_commands() -> None:
+    """An environment without pip is repaired with uv; one whose packages are unknown with pip."""
+    made_by_uv = replace(STALE, distributions={"flashinfer-python": "0.6.14"})
+    assert finding_of(made_by_uv, {}).remedy.startswith(
+        "uv pip uninstall --python /venv/bin/python flashinfer-cubin  # it is optional"
+    )
+    assert finding_of(STALE, {}).remedy.startswith("/venv/bin/python -m pip uninstall -y flashinfer-cubin  # ")
+
+
+def test_a_release_that_sglang_pins_needs_a_newer_sglang() -> None:
+    """Where SGLang itself pins a FlashInfer without mamba, installing what it pins would repair nothing."""
+    files = FlashInferFiles(kind="package", version="0.5.3", mamba=MambaFiles())
+    old = replace(GOOD, flashinfer=files, requires_of={"sglang": ("flashinfer_python==0.5.3",)})
+    assert "--upgrade sglang 'flashinfer-python>=0.6.1'" in finding_of(old, MAMBA_USED).remedy
+
+
+# -- what reading leaves open -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables", "reason", "said"),
+    [
+        (
+            {"damaged": {"flashinfer-python": Damage(missing=2, resized=1, examples=("flashinfer/norm.py",))}},
+            {},
+            "damaged-package",
+            "flashinfer-python: files not as installed: 2 missing and 1 of another size, first flashinfer/norm.py",
+        ),
+        ({"damaged": {"torch": Damage(missing=1)}}, {}, "damaged-package", "torch: files not as installed: 1 missing"),
+        ({"python_version": "3.9.18"}, {}, "interpreter-unsupported", "this is 3.9.18"),
+        ({}, {"FLASHINFER_LOGLEVEL": "abc"}, "variable-suspect", "FLASHINFER_LOGLEVEL"),
+        ({}, {"FLASHINFER_LOGGING_LEVEL": "loud"}, "variable-suspect", "FLASHINFER_LOGGING_LEVEL"),
+        ({}, {"FLASHINFER_CUDA_ARCH_LIST": "9.0a;10.0"}, "variable-suspect", "FLASHINFER_CUDA_ARCH_LIST"),
+    ],
+)
+def test_doubts_are_unknown_until_imported(
+    changes: dict[str, Any], variables: dict[str, str], reason: str, said: str
+) -> None:
+    """What may or may not stop the import makes the module unknown by files, and a success settles it."""
+    environment = replace(GOOD, **changes)
+    facts = FlashinferFacts(environment=environment, variables=variables)
+    finding = causes(facts)["flashinfer-import-failed"]
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, reason)
+    assert said in finding.message
+    assert exported(facts) == {}
+    settled = replace(facts, evidence=ImportEvidence(outcome=ImportOutcome.OK, at=0.0), state=ImportState.DONE)
+    assert active(settled) == OK
+    assert exported(settled)["module_importable"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables"),
+    [
+        ({"damaged": {"flashinfer-python": Damage(no_record=True)}}, {}),
+        ({"python_version": "3.10.0"}, {}),
+        ({"python_version": "3.14.1"}, {}),
+        (
+            {},
+            {"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_LOGGING_LEVEL": "debug", "FLASHINFER_CUDA_ARCH_LIST": "9.0a 10.0"},
+        ),
+    ],
+)
+def test_what_is_in_order_raises_no_doubt(changes: dict[str, Any], variables: dict[str, str]) -> None:
+    """A missing RECORD, a new enough interpreter and readable values leave the module importable."""
+    facts = FlashinferFacts(environment=replace(GOOD, **changes), variables=variables)
+    assert exported(facts)["module_importable"] == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "cutlass", "asks"),
+    [
+        ("0.6.7", True, False),
+        ("0.6.8", True, True),
+        ("0.6.11.post3", True, True),
+        ("0.6.12", True, False),
+        ("0.6.13", True, False),
+        ("0.6.14", True, True),
+        ("0.6.14", False, False),
+        ("0.7.0", True, True),
+        ("0.7.1", True, False),
+    ],
+)
+def test_releases_that_ask_torch_for_a_gpu(version: str, cutlass: bool, asks: bool) -> None:
+    """A torch without CUDA is the cause beside those releases that ask it for a GPU, and only with CUTLASS's DSL."""
+    installed = {"pip": "25.0", "torch": "2.11.0+cpu"} | ({"nvidia-cutlass-dsl": "4.6.0"} if cutlass else {})
+    environment = replace(
+        GOOD,
+        flashinfer=replace(GOOD.flashinfer, version=version),
+        torch_version="2.11.0+cpu",
+        torch_without_cuda=True,
+        distributions=installed,
+    )
+    facts = FlashinferFacts(environment=environment, variables={})
+    assert active(facts) == (("flashinfer-import-failed", "torch-without-cuda") if asks else OK)
+    if asks:
+        # SGLang does not try the import without CUDA, and says the same as ever.
+        assert finding_of(environment, MAMBA_USED).sglang_says == NEWER_SAYS
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason", "says"),
+    [
+        ("no-home", "no-home", "RuntimeError: Could not determine home directory."),
+        ("not-a-folder", "cache-unwritable", "NotADirectoryError: [Errno 20] Not a directory"),
+        ("read-only", "cache-unwritable", "OSError: [Errno 30] Read-only file system"),
+        ("permission", "cache-unwritable", "PermissionError: [Errno 13] Permission denied"),
+    ],
+)
+def test_a_cache_that_the_import_does_not_use(problem: str, reason: str, says: str) -> None:
+    """The server's cache folder is judged by reading: the import has one of its own and succeeds all the same."""
+    environment = replace(GOOD, cache=CacheFolder(path="/root/.cache/flashinfer", writable=False, problem=problem))
+    evidence = ImportEvidence(outcome=ImportOutcome.OK, at=0.0)
+    for changes in ({}, {"evidence": evidence, "state": ImportState.DONE}):
+        facts = FlashinferFacts(environment=environment, variables={}, cache_stands=True, **changes)
+        assert active(facts) == ("flashinfer-import-failed", reason)
+        assert causes(facts)["flashinfer-import-failed"].sglang_says == says
+        assert exported(facts)["module_importable"] == 0
+        elsewhere = replace(facts, cache_stands=False)
+        assert active(elsewhere) == OK
+
+
+async def test_sglang_moves_the_cache(tmp_path: Path, environment: Sources) -> None:
+    """From 0.5.18 on SGLang redirects FlashInfer's cache, so that the default one says nothing."""
+    site = Site(tmp_path / "venv")
+    release("0.6.14")(site)
+    target = site.target()
+    assert (await facts_of(environment, target, imported=False)).cache_stands
+    other = Site(tmp_path / "other")
+    release("0.6.14")(other)
+    other.dist("sglang", "0.5.18")
+    assert not (await facts_of(environment, other.target(), imported=False)).cache_stands
+    named = replace(other.target(), environ={"FLASHINFER_WORKSPACE_BASE": "/data", "HOME": "/"})
+    assert (await facts_of(environment, named, imported=False)).cache_stands
+
+
+def test_an_old_interpreter_explains_what_does_not_parse() -> None:
+    """A syntax error under an interpreter that FlashInfer does not support is no damaged file."""
+    old = replace(GOOD, python_version="3.9.18")
+    evidence = failed("SyntaxError", "invalid syntax (core.py, line 1)")
+    facts = FlashinferFacts(environment=old, variables={}, evidence=evidence, state=ImportState.DONE)
+    assert active(facts) == ("flashinfer-import-failed", "interpreter-too-old")
+    assert "Python 3.10 or newer" in causes(facts)["flashinfer-import-failed"].remedy
+    assert active(with_evidence(evidence)) == ("flashinfer-import-failed", "corrupt-file")
+
+
+def test_the_symbol_is_named_as_a_programmer_writes_it() -> None:
+    """An undefined symbol is demangled, and the C++ string ABI named (sgl-project/sglang#5100)."""
+    message = "/x/a.so: undefined symbol: _ZN5torch3jit17parseSchemaOrNameERKSsb"
+    found = causes(with_evidence(failed("ImportError", message, sglang_catches=True)))["flashinfer-import-failed"]
+    assert "torch::jit::parseSchemaOrName (_ZN5torch3jit17parseSchemaOrNameERKSsb)" in found.message
+    assert "C++11 ABI" in found.message
+
+
+# -- files and import against each other ------------------------------------------------------------------
+
+
+async def test_the_report_says_where_the_import_disagrees(tmp_path: Path, environment: Sources) -> None:
+    """What reading said stays in the report beside what the import showed, with one sentence where they differ."""
+    site = Site(tmp_path / "venv")
+    then(release("0.6.14"), lambda site: site.write("flashinfer/jit/__init__.py", "def f(:\n"))(site)
+    before = await facts_of(environment, site.target(), imported=False)
+    section = PROBE.report(before)["modules"]["flashinfer.mamba"]
+    assert (section.by_files, section.disagreement) == ("importable", None)
+    after = await facts_of(environment, site.target(), imported=True)
+    section = PROBE.report(after)["modules"]["flashinfer.mamba"]
+    assert section.by_files == "importable"
+    assert section.disagreement == (
+        "Reading the files showed no fault, the real import shows flashinfer-import-failed (corrupt-file); "
+        "the import has the last word."
+    )
+    assert section.disagreement in causes(after)["flashinfer-import-failed"].evidence
+
+
+def test_agreement_is_not_mentioned() -> None:
+    """An import that shows what the files showed makes no sentence."""
+    facts = with_evidence(ImportEvidence(outcome=ImportOutcome.OK, at=0.0))
+    section = PROBE.report(facts)["modules"]["flashinfer.mamba"]
+    assert (section.by_files, section.disagreement) == ("importable", None)
+
+
+async def test_a_release_without_mamba_proves_the_rest(tmp_path: Path, environment: Sources) -> None:
+    """That only the mamba module is missing shows after all of FlashInfer was imported, which clears the rest."""
+    site = Site(tmp_path / "venv")
+    release("0.6.0")(site)
+    assert said(await facts_of(environment, site.target(), imported=True)) == {
+        "not-installed": "false",
+        "disabled-by-env": "false",
+        "mamba-missing": "true",
+        "cubin-mismatch": "false",
+        "jit-cache-mismatch": "false",
+        "import-failed": "false",
+        "import-crashed": "false",
+        "symbol-missing": "other-cause",
+        "import-timeout": "false",
+    }
+
+
+# -- whatever the facts -----------------------------------------------------------------------------------
 
 VERSIONS = st.sampled_from([None, "0.0.0+unknown", "0.6.0", "0.6.1", "0.6.12", "0.6.14", "0.6.20", "0.7.1", "0.7.2"])
 COMPANIONS = st.builds(
@@ -743,6 +767,9 @@ ENVIRONMENTS = st.builds(
     EnvironmentFacts,
     scope=st.sampled_from([Scope.SERVER, Scope.IMAGE, Scope.SERVER, Scope.IMAGE, Scope.SELF]),
     python_source=st.sampled_from(["setting", "path"]),
+    python_version=st.sampled_from([None, "3.9.1", "3.12.0"]),
+    damaged=st.sampled_from([{}, {"flashinfer-python": Damage(missing=1)}]),
+    cache=st.builds(CacheFolder, problem=st.sampled_from([None, "no-home", "permission"])),
     problem=st.sampled_from([None, None, None, "kernel-too-old", "root-unreadable"]),
     editable=st.sampled_from([(), ("flashinfer-python",)]),
     flashinfer=FILES,
@@ -771,6 +798,9 @@ ANY_FACTS = st.builds(
     state=st.sampled_from(ImportState),
     variables=st.sampled_from([None, {}, OFF, {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}]),
     cubin_dir=st.booleans(),
+    cache_stands=st.booleans(),
+    sglang=st.sampled_from([None, "0.5.9", "0.5.16"]),
+    mamba=st.builds(MambaArguments, source=st.sampled_from([None, "flags"]), rounding=st.sampled_from([None, True])),
 )
 
 
@@ -785,14 +815,14 @@ def test_every_finding_is_declared_and_one_cause_is_active(facts: FlashinferFact
     kinds = {kind.code: kind for kind in PROBE.conditions}
     findings = judged(facts)
     assert set(findings) == set(kinds)
-    assert sum(finding.status is Status.TRUE for finding in findings.values()) <= 1
+    assert sum(finding.status is Status.TRUE and code in CODES for code, finding in findings.items()) <= 1
     for code, finding in findings.items():
         assert finding.message
         if finding.status is not Status.FALSE:
             meaning = kinds[code].reasons[str(finding.reason)]
             assert meaning.startswith("Unknown") == (finding.status is Status.UNKNOWN)
     blocked = any(
-        finding.status is Status.TRUE and finding.severity is not Severity.WARNING and code not in NO_OBSTACLE
+        finding.status is Status.TRUE and finding.severity is not Severity.WARNING and code in CODES - NO_OBSTACLE
         for code, finding in findings.items()
     )
     importable = exported(facts).get("module_importable")
@@ -854,7 +884,7 @@ def test_an_import_that_could_not_run_leaves_the_static_verdict(outcome: ImportO
 def test_own_environment_judges_nothing() -> None:
     """In scope self everything is unknown, whatever was read."""
     facts = FlashinferFacts(environment=EnvironmentFacts(scope=Scope.SELF))
-    assert {(finding.status, finding.reason) for finding in judged(facts).values()} == {(Status.UNKNOWN, "scope-self")}
+    assert {(finding.status, finding.reason) for finding in causes(facts).values()} == {(Status.UNKNOWN, "scope-self")}
     assert exported(facts) == {}
 
 
@@ -868,20 +898,26 @@ def test_unseen_variables_are_unknown_until_the_server_answers() -> None:
     """Without the server's variables, disabled is unknown; a server that answers and uses it was not disabled."""
     facts = FlashinferFacts(environment=replace(GOOD, scope=Scope.IMAGE))
     assert judged(facts)["flashinfer-disabled-by-env"].reason == "environ-unseen"
-    running = view(Answer.ACCEPTED, features={Feature.FLASHINFER_MAMBA: True})
+    running = view(Answer.ACCEPTED, features=MAMBA_USED)
     assert judged(facts, server=running)["flashinfer-disabled-by-env"].status is Status.FALSE
 
 
-@pytest.mark.parametrize("value", ["false", "0", "", "False", "no"])
-def test_false_values_disable(value: str) -> None:
-    """Every spelling of false that SGLang takes disables FlashInfer (sgl-project/sglang#831)."""
-    facts = FlashinferFacts(environment=GOOD, variables={"SGLANG_IS_FLASHINFER_AVAILABLE": value})
-    assert classify(facts).code == "flashinfer-disabled-by-env"
+@pytest.mark.parametrize("release", ["0.4.10.post2", "0.5.16", "0.5.23", None])
+@pytest.mark.parametrize("value", ["false", "0", "", "False", "no", " 1", "1 ", "true\n", "yes", "on", "2", "t"])
+def test_all_but_two_values_disable(value: str, release: str | None) -> None:
+    """SGLang lowers the letters, compares with true and 1, and takes the rest for false (sgl-project/sglang#831)."""
+    facts = FlashinferFacts(environment=GOOD, sglang=release, variables={"SGLANG_IS_FLASHINFER_AVAILABLE": value})
+    verdict = classify(facts)
+    assert verdict.code == "flashinfer-disabled-by-env"
+    assert repr(value) in verdict.message
+    assert ("without spaces" in verdict.message) == (value.lower() not in {"false", "0"})
 
 
-def test_true_does_not_disable() -> None:
+@pytest.mark.parametrize("release", ["0.4.10.post2", "0.5.23", "99.0", None])
+@pytest.mark.parametrize("value", ["true", "1", "TRUE", "True"])
+def test_true_does_not_disable(value: str, release: str | None) -> None:
     """The variable's default, set explicitly, is no fault."""
-    facts = FlashinferFacts(environment=GOOD, variables={"SGLANG_IS_FLASHINFER_AVAILABLE": "true"})
+    facts = FlashinferFacts(environment=GOOD, sglang=release, variables={"SGLANG_IS_FLASHINFER_AVAILABLE": value})
     assert classify(facts).code is None
 
 
@@ -895,8 +931,8 @@ def test_oversized_exception_is_bounded() -> None:
 def test_every_code_documents_its_reasons() -> None:
     """Each condition declares what it concerns and why a remedy follows."""
     for kind in PROBE.conditions:
-        assert kind.uses is Feature.FLASHINFER_MAMBA
-        assert kind.info_when_unused
+        assert (kind.uses is None) == (kind.code == "mamba-rounding-dtype")
+        assert kind.info_when_unused == (kind.uses is not None)
         assert all(meaning.endswith(".") for meaning in kind.reasons.values())
 
 
@@ -904,17 +940,25 @@ def test_every_code_documents_its_reasons() -> None:
     ("policy", "launch", "resolved", "require", "wanted"),
     [
         (ImportPolicy.ALWAYS, {}, None, (), True),
-        (ImportPolicy.NEVER, {"mamba_backend": "flashinfer"}, "flashinfer", ("flashinfer-mamba",), False),
+        (ImportPolicy.NEVER, {"mamba_backend": "flashinfer"}, ("flashinfer", "cuda"), ("flashinfer-mamba",), False),
         (ImportPolicy.AUTO, {}, None, (), False),
-        (ImportPolicy.AUTO, {}, "triton", (), False),
-        (ImportPolicy.AUTO, {}, "flashinfer", (), True),
+        (ImportPolicy.AUTO, {}, ("triton", "cpu"), (), False),
+        (ImportPolicy.AUTO, {}, ("flashinfer", "cuda"), (), True),
+        # A server on CUDA imports FlashInfer whatever its backends.
+        (ImportPolicy.AUTO, {}, ("triton", "cuda"), (), True),
+        (ImportPolicy.AUTO, {"sampling_backend": "flashinfer"}, None, (), True),
+        (ImportPolicy.AUTO, {"attention_backend": "flashinfer"}, None, (), True),
         (ImportPolicy.AUTO, {"mamba_backend": "flashinfer"}, None, (), True),
         (ImportPolicy.AUTO, {}, None, ("flashinfer-mamba",), True),
         (ImportPolicy.AUTO, {}, None, ("flashinfer-import-failed",), True),
     ],
 )
 async def test_import_policy(
-    policy: ImportPolicy, launch: dict[str, str], resolved: str | None, require: tuple[str, ...], wanted: bool
+    policy: ImportPolicy,
+    launch: dict[str, str],
+    resolved: tuple[str, str] | None,
+    require: tuple[str, ...],
+    wanted: bool,
 ) -> None:
     """An import is started exactly when the policy, the flags, the server or a requirement ask for it."""
     requested: list[str] = []
@@ -924,12 +968,12 @@ async def test_import_policy(
         return target
 
     async def info(_target: Target) -> Any:
-        return None if resolved is None else SimpleNamespace(mamba_backend=resolved)
+        return None if resolved is None else ServerInfo(mamba_backend=resolved[0], device=resolved[1])
 
     async def read(_target: Target) -> EnvironmentFacts:
         return GOOD
 
-    def request_import(_facts: EnvironmentFacts, _target: Target, done: Callable[[], None]) -> None:
+    def request(_work: ImportWork, _facts: EnvironmentFacts, _target: Target, done: Callable[[], None]) -> None:
         requested.append("import")
         done()
 
@@ -938,13 +982,519 @@ async def test_import_policy(
         server=SimpleNamespace(info=info),
         environment=SimpleNamespace(
             read=read,
-            importing=False,
-            import_evidence=lambda _facts, _target: None,
-            import_due=lambda _facts, _target: True,
-            request_import=request_import,
+        ),
+        imports=SimpleNamespace(
+            importing=lambda _work: False,
+            evidence=lambda _work, _facts, _target: None,
+            due=lambda _work, _facts, _target: True,
+            request=request,
         ),
         settings=Settings(import_policy=policy, require=require),
-        wake=requested.append,
+        imported=requested.append,
     )
     await flashinfer.collect(services)
     assert requested == (["import", "flashinfer"] if wanted else [])
+
+
+@pytest.mark.parametrize(
+    ("where", "remedy"),
+    [
+        ("flashinfer/jit/core.py:12", "flashinfer-python==0.6.14"),
+        ("cutlass/base_dsl/dsl.py:40", "nvidia-cutlass-dsl==4.6.0"),
+        ("tvm_ffi/__init__.py:3", "apache-tvm-ffi==0.1.11"),
+        ("einops/einops.py:7", "einops==0.8.1"),
+        ("cuda/pathfinder/load.py:5", "cuda-pathfinder==1.9.1"),
+        ("nvidia/nccl/x.py:5", "nvidia-nccl-cu13==2.28.9"),
+        (None, "flashinfer-python==0.6.14"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        ("RuntimeError", "it broke"),
+        ("SyntaxError", "invalid syntax"),
+        ("ImportError", "cannot import name 'x' from 'y'"),
+    ],
+)
+def test_the_distribution_whose_file_raised_is_reinstalled(
+    where: str | None, remedy: str, exception: str, message: str
+) -> None:
+    """An exception out of a file of another distribution is not mended by installing FlashInfer again."""
+    facts = with_evidence(failed(exception, message, where=where, same_user=True))
+    installed = {"pip": "25.0", "einops": "0.8.1", "nvidia-cutlass-dsl": "4.6.0", "apache-tvm-ffi": "0.1.11"}
+    installed |= {"cuda-python": "13.0.3", "cuda-pathfinder": "1.9.1", "nvidia-nccl-cu13": "2.28.9"}
+    facts = replace(facts, environment=replace(facts.environment, distributions=installed))
+    found = causes(facts)["flashinfer-import-failed"]
+    assert found.status is Status.TRUE
+    assert f"install --force-reinstall --no-deps {remedy}" in str(found.remedy)
+
+
+FLASHINFER_AGAIN = "--force-reinstall --no-deps flashinfer-python==0.6.14"
+SET_AGAIN = "flashinfer-python>=0.6.1' apache-tvm-ffi torch"
+
+
+@pytest.mark.parametrize(
+    ("trace", "damaged", "signal", "remedy", "named"),
+    [
+        pytest.param(
+            {"loading": "tvm_ffi/lib/libtvm_ffi.so", "died_at": "tvm_ffi/libinfo.py:9"},
+            {},
+            "SIGBUS",
+            "--no-deps apache-tvm-ffi==0.1.11",
+            "while it loaded tvm_ffi/lib/libtvm_ffi.so",
+            id="the file that was being loaded",
+        ),
+        pytest.param(
+            {"died_at": "tvm_ffi/libinfo.py:9"},
+            {},
+            "SIGSEGV",
+            "--no-deps apache-tvm-ffi==0.1.11",
+            "in tvm_ffi/libinfo.py:9",
+            id="the code that ran, whatever was imported last",
+        ),
+        pytest.param(
+            {"loading": "sgl_kernel/sm90/common_ops.abi3.so"},
+            {"torch": Damage(resized=1, examples=("torch/a.py", "torch/lib/libtorch_cpu.so"))},
+            "SIGBUS",
+            "--no-deps torch==2.11.0",
+            "torch/lib/libtorch_cpu.so is not of the size with which torch was installed",
+            id="a library that the loaded one needs, by its size",
+        ),
+        pytest.param(
+            {"loading": "tvm_ffi/lib/libtvm_ffi.so"},
+            {"torch": Damage(resized=1, examples=("torch/lib/libtorch_cpu.so",))},
+            "SIGSEGV",
+            "--no-deps apache-tvm-ffi==0.1.11",
+            "while it loaded tvm_ffi/lib/libtvm_ffi.so",
+            id="another size explains no other signal of another package",
+        ),
+        pytest.param(
+            {}, {}, "SIGSEGV", SET_AGAIN, "a module that is not known; the last step that had begun is: import torch",
+            id="nothing but the last import is no trace",
+        ),
+        pytest.param(
+            {"died_at": "flashinfer/jit/env.py:3"}, {}, "SIGSEGV", FLASHINFER_AGAIN, "in flashinfer/jit/env.py:3",
+            id="FlashInfer itself",
+        ),
+        pytest.param(
+            {"loading": "numpy/_core/_multiarray_umath.so"}, {}, "SIGSEGV",
+            "Install the package that numpy/_core/_multiarray_umath.so belongs to again", "while it loaded numpy/",
+            id="a package that no metadata knows",
+        ),
+    ],
+)  # fmt: skip
+def test_a_crash_is_mended_where_it_happened(
+    trace: dict[str, str], damaged: dict[str, Damage], signal: str, remedy: str, named: str
+) -> None:
+    """A file that was cut off ends the process while it is loaded (SIGBUS, mmap(2)), long after imports that went well.
+
+    What was imported last is never blamed: flashinfer imports tvm_ffi first, and that imports torch.
+    """
+    facts = with_evidence(replace(crash_of(signal), stage="import torch", **trace))
+    facts = replace(facts, environment=replace(facts.environment, distributions=INSTALLED, damaged=damaged))
+    found = causes(facts)["flashinfer-import-crashed"]
+    assert found.status is Status.TRUE
+    assert remedy in str(found.remedy)
+    assert named in found.message
+    assert str(found.remedy).count(" install ") <= 1
+
+
+def test_a_damaged_copy_on_the_path_is_taken_off_it() -> None:
+    """A dependency in a folder of PYTHONPATH is not what an installer writes anew."""
+    overlay = {"torch": ModuleFiles(kind="package", places=("/srv/overlay/torch",))}
+    found = of_installed(failed("SyntaxError", "invalid syntax", where="torch/__init__.py:3"), modules=overlay)
+    assert found.remedy.startswith("Take /srv/overlay out of the server's PYTHONPATH")
+    assert "The file torch/__init__.py:3 is damaged." in found.message
+    assert "invalid syntax. The file" in found.message
+
+
+def test_files_of_cutlass_are_in_its_parts() -> None:
+    """nvidia-cutlass-dsl itself has no code: its packages -libs-* of the same version do, and are installed again."""
+    parts = {"nvidia-cutlass-dsl-libs-base": "4.6.0", "nvidia-cutlass-dsl-libs-core": "4.6.0"}
+    evidence = failed("SyntaxError", "invalid syntax", where="cutlass/base_dsl/dsl.py:40")
+    found = of_installed(evidence, distributions={"pip": "25.0", "nvidia-cutlass-dsl": "4.6.0", **parts})
+    expected = "nvidia-cutlass-dsl==4.6.0 nvidia-cutlass-dsl-libs-base==4.6.0 nvidia-cutlass-dsl-libs-core==4.6.0"
+    assert f"install --force-reinstall --no-deps {expected}" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("exception", "where", "remedy"),
+    [
+        # Whoever called it is at fault, unless the file itself is damaged.
+        ("RuntimeError", "json/decoder.py:355", "flashinfer-python==0.6.14"),
+        ("SyntaxError", "json/decoder.py:355", "Install /venv/bin/python again: json/decoder.py:355 belongs to it"),
+        ("SyntaxError", "odd/name.py:3", "Install the package that odd/name.py:3 belongs to again"),
+        ("RuntimeError", "odd/name.py:3", "Install the package that odd/name.py:3 belongs to again"),
+        ("RuntimeError", "<frozen importlib._bootstrap>:3", "flashinfer-python==0.6.14"),
+    ],
+)
+def test_a_file_of_no_known_distribution(exception: str, where: str, remedy: str) -> None:
+    """A file of the standard library comes with the interpreter, and of an unknown owner nothing is made up."""
+    assert remedy in of_installed(failed(exception, "invalid syntax", where=where)).remedy
+
+
+# -- what the import's own surroundings explain -----------------------------------------------------------
+
+UNDEFINED = "/s/tvm_ffi/core.so: undefined symbol: preloaded_only"
+
+
+@pytest.mark.parametrize(
+    ("exception", "message", "withheld", "reason"),
+    [
+        ("ImportError", UNDEFINED, ("LD_PRELOAD",), "probe-environment"),
+        ("OSError", "libx.so.1: cannot open shared object file: No such file", ("LD_AUDIT",), "probe-environment"),
+        ("KeyError", "'VENDOR_LICENSE'", ("VENDOR_LICENSE",), "probe-environment"),
+        ("RuntimeError", "the vendor's runtime is not set up", ("VENDOR_LICENSE",), "probe-environment"),
+        ("ValueError", "PROMETHEUS_MULTIPROC_DIR is unset", ("PROMETHEUS_MULTIPROC_DIR",), "probe-environment"),
+        # What is installed explains these, whatever else the server is told.
+        ("ImportError", UNDEFINED, ("VENDOR_LICENSE",), None),
+        ("SyntaxError", "invalid syntax", ("LD_PRELOAD", "VENDOR_LICENSE"), None),
+        ("ImportError", "cannot import name 'x' from 'flashinfer.jit'", ("VENDOR_LICENSE",), None),
+        ("RuntimeError", "the vendor's runtime is not set up", (), None),
+        # What a platform, a session or an image adds to every process.
+        (
+            "RuntimeError",
+            "it broke",
+            (
+                "KUBERNETES_PORT",
+                "KUBERNETES_SERVICE_HOST",
+                "HF_TOKEN",
+                "INVOCATION_ID",
+                "AWS_SECRET_ACCESS_KEY",
+                "SSH_CLIENT",
+            ),
+            None,
+        ),
+        ("RuntimeError", "HF_TOKEN is not set", ("HF_TOKEN",), "probe-environment"),
+        ("RuntimeError", "it broke", ("MASTER_PORT",), "probe-environment"),
+    ],
+)
+def test_what_a_withheld_variable_explains_is_unknown(
+    exception: str, message: str, withheld: tuple[str, ...], reason: str | None
+) -> None:
+    """A variable that the server has and the import had not (ld.so(8): LD_PRELOAD) leaves its failure open."""
+    facts = with_evidence(failed(exception, message, withheld=withheld))
+    found = causes(facts)["flashinfer-import-failed"]
+    assert (found.status, found.reason if reason else None) == (Status.UNKNOWN if reason else Status.TRUE, reason)
+    assert ("module_importable" in exported(facts)) is (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "unknown"),
+    [
+        (replace(crash_of(), withheld=("LD_PRELOAD",)), True),
+        (replace(crash_of(), withheld=("VENDOR_LICENSE",)), False),
+        (replace(crash_of(None), withheld=("VENDOR_LICENSE",)), True),
+        (failed("SystemExit", "3", exited=True, withheld=("VENDOR_LICENSE",)), True),
+        (failed("SystemExit", "3", exited=True, withheld=("KUBERNETES_SERVICE_HOST",)), False),
+        # It printed the name of the import's own folder before it died.
+        (replace(crash_of(), private=True), True),
+    ],
+)
+def test_an_end_that_a_withheld_variable_explains_is_unknown(evidence: ImportEvidence, unknown: bool) -> None:
+    """A crash may come from a missing preload, leaving by itself from any missing variable."""
+    found = causes(with_evidence(evidence))["flashinfer-import-crashed"]
+    assert (found.status is Status.UNKNOWN, found.status is Status.TRUE) == (unknown, not unknown)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        failed("OSError", "/t/x.so: failed to map segment from shared object", os_error=True, private=True),
+        failed("PermissionError", "[Errno 13] Permission denied: '/t/x'", errno=13, os_error=True, private=True),
+        failed("OSError", "[Errno 28] No space left on device", errno=28, os_error=True),
+        failed("OSError", "[Errno 24] Too many open files: '/s/x.py'", errno=24, os_error=True),
+        failed("ImportError", "libx.so.1: cannot open shared object file: Too many open files"),
+        failed("RuntimeError", "x failed", cause="OSError: [Errno 28] No space left on device"),
+    ],
+    ids=lambda evidence: evidence.message[:40],
+)
+def test_shortage_and_private_folders_are_no_fault_of_the_server(evidence: ImportEvidence) -> None:
+    """What fails in the import's own folders, or for want of something, is unknown however faithful the import was."""
+    facts = with_evidence(evidence)
+    finding = judged(facts)["flashinfer-import-failed"]
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "probe-environment")
+    assert "module_importable" not in exported(facts)
+
+
+@pytest.mark.parametrize(
+    ("exception", "message", "where"),
+    [
+        ("ValueError", "invalid literal for int() with base 10: ''", "flashinfer/utils.py:3"),
+        ("RuntimeError", "Expected at least one GPU", "flashinfer/utils.py:3"),
+        (
+            "RuntimeError",
+            "The NVIDIA driver on your system is too old (found version 11040).",
+            "torch/cuda/__init__.py:1",
+        ),
+        ("RuntimeError", "CUDA driver version is insufficient for CUDA runtime version", "tvm_ffi/x.py:1"),
+        ("AssertionError", "", "torch/cuda/__init__.py:400"),
+        ("RuntimeError", "cuInit failed", "cuda/bindings/driver.pyx:1"),
+    ],
+)
+def test_hidden_devices_explain_whatever_concerns_them(exception: str, message: str, where: str) -> None:
+    """With the GPUs hidden a failure over devices says nothing; where they were seen, it counts."""
+    evidence = failed(exception, message, where=where, devices_hidden=True)
+    finding = judged(with_evidence(evidence))["flashinfer-import-failed"]
+    assert (finding.status, finding.reason) == (Status.UNKNOWN, "devices-hidden")
+    seen = judged(with_evidence(replace(evidence, devices_hidden=False)))["flashinfer-import-failed"]
+    assert seen.status is Status.TRUE
+    assert seen.explained_by == (("driver-too-old-for-cuda",) if "driver" in message else ())
+
+
+@pytest.mark.parametrize(
+    ("evidence", "cause"),
+    [
+        (
+            failed(
+                "RuntimeError",
+                "the runtime does not start",
+                cause="RuntimeError: The NVIDIA driver on your system is too old (found version 12040).",
+                devices_hidden=False,
+            ),
+            "driver-too-old-for-cuda",
+        ),
+        # sgl-project/sglang#4778
+        (
+            failed("ImportError", "libcuda.so.1: cannot open shared object file: No such file or directory"),
+            "libcuda-unusable",
+        ),
+        (failed("ImportError", "libcudart.so.12: cannot open shared object file: No such file"), None),
+    ],
+)
+def test_what_the_driver_probe_knows_explains_the_failure(evidence: ImportEvidence, cause: str | None) -> None:
+    """A failure that follows from the driver or its library is a consequence of the condition that names it."""
+    found = judged(with_evidence(evidence))["flashinfer-import-failed"]
+    assert (found.status, found.explained_by) == (Status.TRUE, () if cause is None else (cause,))
+    assert cause is None or cause in next(one for one in PROBE.conditions if one.code == found.code).depends_on
+
+
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [("SyntaxError", "invalid syntax"), ("ImportError", "x.so: undefined symbol: cudaErrorX")],
+)
+def test_hidden_devices_do_not_explain_what_is_installed(exception: str, message: str) -> None:
+    """A file that does not parse and a symbol that is not there are the same with every GPU in sight."""
+    evidence = failed(exception, message, where="torch/cuda/__init__.py:3", devices_hidden=True)
+    assert active(with_evidence(evidence))[0] == "flashinfer-import-failed"
+
+
+# -- what is damaged, and what brings it back ----------------------------------------------------------------
+
+INSTALLED = {"pip": "25.0", "torch": "2.11.0", "apache-tvm-ffi": "0.1.11", "tqdm": "4.67.1", "requests": "2.32.5"}
+
+
+def of_installed(evidence: ImportEvidence, **changes: Any) -> Any:
+    facts = with_evidence(evidence)
+    values = {"distributions": INSTALLED, "site_dirs": ("/s",), **changes}
+    return judged(replace(facts, environment=replace(facts.environment, **values)))["flashinfer-import-failed"]
+
+
+@pytest.mark.parametrize("part", ["torch._C", "torch.version"])
+def test_a_missing_part_of_a_dependency_is_named(part: str) -> None:
+    """`pip install torch` finds torch installed and does nothing; only installing it again brings back a part."""
+    found = of_installed(failed("ModuleNotFoundError", f"No module named '{part}'", missing=part))
+    assert found.reason == "partial-install"
+    assert part in found.message
+    assert "-m pip install --force-reinstall --no-deps torch==2.11.0" in found.remedy
+
+
+def test_a_registered_dependency_is_installed_again() -> None:
+    """A dependency whose metadata outlived its files is installed again, and one that is unknown is installed."""
+    found = of_installed(failed("ModuleNotFoundError", "No module named 'tqdm'", missing="tqdm"))
+    assert "-m pip install --force-reinstall --no-deps tqdm==4.67.1" in found.remedy
+    found = of_installed(failed("ModuleNotFoundError", "No module named 'einops'", missing="einops"))
+    assert "-m pip install einops" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("evidence", "reason", "fragment"),
+    [
+        (failed("SyntaxError", "invalid syntax", where="torch/__init__.py:3"), "corrupt-file", "torch==2.11.0"),
+        (failed("OSError", "/s/tvm_ffi/core.so: file too short"), "corrupt-file", "apache-tvm-ffi==0.1.11"),
+        (failed("ImportError", "/s/tvm_ffi/core.so: wrong ELF class: ELFCLASS32"), "corrupt-file", "apache-tvm-ffi=="),
+        (
+            failed(
+                "ImportError", "cannot import name 'tqdm' from 'tqdm' (/s/tqdm/__init__.py)", where="flashinfer/x.py:1"
+            ),
+            "partial-install",
+            "tqdm==4.67.1",
+        ),
+        (failed("RuntimeError", "urllib3 is odd", where="requests/compat.py:3"), "exception", "requests==2.32.5"),
+        (
+            failed("EOFError", "marshal data too short", where="torch/__init__.py:3"),
+            "corrupt-file",
+            "compileall -q -f /s",
+        ),
+        (
+            failed("FileNotFoundError", "[Errno 2] No such file or directory: '/s/torch/x'", errno=2, os_error=True),
+            "file-system",
+            "torch==2.11.0",
+        ),
+        (
+            failed("FileNotFoundError", "[Errno 2] No such file or directory: '/d/x'", errno=2, os_error=True),
+            "file-system",
+            "See that /d/x is there and can be used",
+        ),
+        (
+            failed("OSError", "[Errno 30] Read-only file system: '/d'", errno=30, os_error=True),
+            "file-system",
+            "Mount that file system writable",
+        ),
+        (
+            failed("OSError", "[Errno 5] Input/output error: '/s/torch/x.py'", errno=5, os_error=True),
+            "file-system",
+            "health of the disk or of the network file system",
+        ),
+        (
+            failed("RuntimeError", "no cache", cause="OSError: [Errno 5] Input/output error: '/d'"),
+            "file-system",
+            "health of the disk",
+        ),
+        (
+            failed("OSError", "[Errno 116] Stale file handle: '/s/torch/x.py'", errno=116, os_error=True),
+            "file-system",
+            "Mount the network file system again",
+        ),
+        (
+            failed("ImportError", "/s/tvm_ffi/core.so: cannot open shared object file: Input/output error"),
+            "file-system",
+            "health of the disk",
+        ),
+        (
+            failed("ImportError", "/s/tvm_ffi/core.so: cannot open shared object file: No such file or directory"),
+            "partial-install",
+            "apache-tvm-ffi==0.1.11",
+        ),
+        (
+            failed(
+                "ImportError",
+                "Failed to load PyTorch C extensions:\n It appears that PyTorch has loaded the `torch/_C` folder",
+                where="torch/__init__.py:1046",
+            ),
+            "partial-install",
+            "torch==2.11.0",
+        ),
+        (
+            failed("PermissionError", "[Errno 13] Denied: '/d'", errno=13, os_error=True),
+            "permission",
+            "the right to use",
+        ),
+        (
+            failed("ImportError", "/s/tvm_ffi/core.so: cannot open shared object file: Permission denied"),
+            "permission",
+            "the right to use",
+        ),
+        (
+            failed("OSError", "/s/tvm_ffi/core.so: failed to map segment from shared object", os_error=True),
+            "file-system",
+            "noexec",
+        ),
+    ],
+    ids=lambda one: one.message[:50] if isinstance(one, ImportEvidence) else None,
+)
+def test_the_remedy_is_for_what_is_damaged(evidence: ImportEvidence, reason: str, fragment: str) -> None:
+    """The kind of a damage and the distribution that owns the damaged file decide on the remedy, not FlashInfer."""
+    found = of_installed(evidence)
+    assert (found.status, found.reason) == (Status.TRUE, reason)
+    assert fragment in found.remedy
+    assert "flashinfer-python" not in found.remedy
+
+
+@pytest.mark.parametrize("exception", ["SyntaxError", "ValueError"])
+def test_a_file_of_null_bytes_is_named(exception: str) -> None:
+    """Python names the importer of a file with null bytes (python/cpython#96670); the probe, or RECORD, the file."""
+    evidence = failed(exception, "source code string cannot contain null bytes", where="flashinfer/__init__.py:3")
+    itself = of_installed(replace(evidence, where="tvm_ffi/core.py"))
+    assert "The file tvm_ffi/core.py is damaged." in itself.message
+    assert "apache-tvm-ffi==0.1.11" in itself.remedy
+    damaged = {"apache-tvm-ffi": Damage(resized=1, examples=("tvm_ffi/core.py",))}
+    found = of_installed(evidence, damaged=damaged)
+    assert "The file tvm_ffi/core.py is damaged." in found.message
+    assert "apache-tvm-ffi==0.1.11" in found.remedy
+    assert "A file that flashinfer/__init__.py:3 imports is damaged." in of_installed(evidence).message
+
+
+def test_the_package_itself_shadows_nothing() -> None:
+    """Where the files show the package and the import something else, code has replaced it: nothing is moved away."""
+    message = "No module named 'flashinfer.mamba'; 'flashinfer' is not a package"
+    found = judged(with_evidence(failed("ModuleNotFoundError", message, missing="flashinfer.mamba")))
+    finding = found["flashinfer-import-failed"]
+    assert (finding.status, finding.reason) == (Status.TRUE, "exception")
+    assert "move" not in finding.remedy
+
+
+# -- by files, with code that runs at start --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"missing": ("tvm_ffi",)},
+        {"missing": ("tqdm",)},
+        {"mamba": MambaFiles(state="present", symbol="missing")},
+        {"mamba": MambaFiles(state="absent")},
+        {"kind": "absent"},
+        {"kind": "module", "places": ("/s/flashinfer.py",)},
+    ],
+    ids=str,
+)
+def test_code_that_runs_at_start_leaves_absences_open(changes: dict[str, Any]) -> None:
+    """scikit-build-core's editable installs put a finder in front of the path (their .pth file names no package)."""
+    environment = replace(GOOD, flashinfer=replace(GOOD.flashinfer, **changes))
+    hooked = replace(environment, path_code=("_apache_tvm_ffi_editable.pth",))
+    assert active(FlashinferFacts(environment=environment, variables={})) != OK
+    facts = FlashinferFacts(environment=hooked, variables={})
+    assert active(facts) == OK
+    assert "module_importable" not in exported(facts)
+
+
+# -- commands --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": "0.6.0", "mamba": MambaFiles()},
+        {"mamba": MambaFiles(state="present", symbol="missing")},
+        {"mamba": MambaFiles(state="invalid-init")},
+    ],
+    ids=str,
+)
+def test_a_copy_on_the_path_is_taken_off_it(changes: dict[str, Any]) -> None:
+    """Installing does not change what is imported where a folder of PYTHONPATH comes first (site-packages is last)."""
+    files = replace(GOOD.flashinfer, places=("/srv/overlay/flashinfer",), **changes)
+    environment = replace(GOOD, flashinfer=files, site_dirs=("/venv/site",))
+    finding = next(
+        one
+        for one in causes(FlashinferFacts(environment=environment, variables={})).values()
+        if one.status is Status.TRUE
+    )
+    assert finding.remedy.startswith("Take /srv/overlay out of the server's PYTHONPATH")
+    assert "pip install" not in finding.remedy
+    usual = replace(environment, flashinfer=replace(files, places=("/venv/site/flashinfer",)))
+    finding = next(
+        one for one in causes(FlashinferFacts(environment=usual, variables={})).values() if one.status is Status.TRUE
+    )
+    assert "pip install" in finding.remedy
+
+
+def test_commands_can_be_pasted_whatever_the_path() -> None:
+    """An interpreter's path with spaces or shell syntax is quoted in every command."""
+    python = "/opt/my $(touch x)/bin/python"
+    environment = replace(GOOD, python=python, flashinfer=FlashInferFiles())
+    remedy = judged(FlashinferFacts(environment=environment, variables={}))["flashinfer-not-installed"].remedy
+    assert str(remedy).startswith(f"'{python}' -m pip install ")
+
+
+def test_a_requirement_that_does_not_apply_is_no_pin() -> None:
+    """Extras that were not asked for and other processors do not decide on the version that is suggested (PEP 508)."""
+    lines = (
+        'flashinfer-python==0.2.0; extra == "old"',
+        "flashinfer-python==0.3.0; platform_machine == 'riscv64'",
+        "flashinfer-python==0.6.14; platform_machine != 'riscv64'",
+        "torch==2.11.0",
+    )
+    environment = replace(GOOD, flashinfer=FlashInferFiles(), requires_of={"sglang": lines})
+    remedy = judged(FlashinferFacts(environment=environment, variables={}))["flashinfer-not-installed"].remedy
+    assert "install flashinfer-python==0.6.14 " in f"{remedy} "
