@@ -8,7 +8,8 @@ exec that blocks (interpreter on a dead network mount) blocks this child, not th
 
 SPEC_FD is a descriptor with JSON: ``environ`` (the child's variables), ``parent`` (pid that must still be our
 parent), ``result_fd`` (where a failure to start is reported as one JSON line), ``nice``, ``uid``, ``gid``,
-``groups``, ``no_new_privs``, ``capabilities``, ``oom_score_adj``.
+``groups``, ``no_new_privs``, ``capabilities``, ``oom_score_adj``, ``limits`` (pairs of a resource and
+what it is limited to), ``cwd`` (the folder to start in), ``cwd_needed`` (nothing may run elsewhere).
 """
 
 import ctypes
@@ -34,6 +35,25 @@ def drop_capabilities(libc: ctypes.CDLL) -> None:
         raise OSError(error, os.strerror(error))
 
 
+def limit(kind: int, most: int) -> None:
+    """Set a limit for good."""
+    try:
+        resource.setrlimit(kind, (most, most))
+    except (OSError, ValueError):
+        # A sandbox may rule only a few of them. Without the one of core files no secret in memory would be safe.
+        if kind == resource.RLIMIT_CORE:
+            raise
+
+
+def enter(folder: str, needed: bool) -> None:
+    """Go to a folder; one that is not needed may be closed."""
+    try:
+        os.chdir(folder)
+    except OSError:
+        if needed:
+            raise
+
+
 def main() -> None:
     with open(int(sys.argv[1]), "rb") as file:
         spec = json.load(file)
@@ -41,8 +61,10 @@ def main() -> None:
     # Loaded before the change of user, who may not be able to read this interpreter's library.
     libc = ctypes.CDLL(None, use_errno=True)
     prctl = libc.prctl
+    folder = None
     try:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for kind, most in spec["limits"]:
+            limit(kind, most)
         if spec.get("nice"):
             os.nice(spec["nice"])
         if spec.get("oom_score_adj") is not None:
@@ -65,10 +87,15 @@ def main() -> None:
             drop_capabilities(libc)
         if os.getppid() != spec["parent"]:
             os._exit(0)  # the agent died before the signal was armed
+        # As the child's user, and tied to the agent's life: the folder may be closed to it, or on a dead mount.
+        folder = spec.get("cwd") or "/"
+        enter(folder, spec.get("cwd_needed", True))
+        folder = None
         os.execvpe(argv[0], argv, spec["environ"])  # noqa: S606 - that no shell comes between is the point
     except Exception as error:  # noqa: BLE001 - whatever it is, the child did not start, and must not look as if it had
         words = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        line = json.dumps({"exec_error": words, "errno": getattr(error, "errno", None), "program": argv[0]})
+        said = {"exec_error": words, "errno": getattr(error, "errno", None), "program": argv[0]}
+        line = json.dumps(said | ({"folder": folder} if folder else {}))
         os.write(spec["result_fd"], line.encode() + b"\n")
         os._exit(127)
 

@@ -6,13 +6,14 @@ name, and no environment variable selects it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from sidecar.model import Phase
+from sidecar.model import Feature, Phase
 
 if TYPE_CHECKING:
     from sidecar.serverinfo import ServerInfo
@@ -42,13 +43,16 @@ class BackendSource(StrEnum):
     """The running server's resolved arguments."""
     COMMAND_LINE = "command-line"
     """Flags as typed."""
+    PREDICTION = "prediction"
+    """What this release of SGLang chooses by itself on these GPUs. Only for a launch that is not done yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBackend:
     """One phase: what the flags ask for, what the server resolved, and what that means.
 
-    ``backend`` is the effective one; ``version`` is 3 or 4, 0 for no FlashAttention, None for unknown.
+    ``backend`` is the effective one; ``version`` is 3 or 4, 0 for no FlashAttention, None for unknown. A prediction
+    may know that no FlashAttention runs without knowing which of several backends is chosen instead.
     """
 
     state: PhaseState
@@ -107,11 +111,14 @@ def implementation(backend: str) -> tuple[PhaseState, int | None]:
     return (PhaseState.MIXED if backend in _MIXED else PhaseState.OTHER), None
 
 
-def phases(info: ServerInfo | None, launch: Mapping[str, Any] | None) -> Mapping[Phase, PhaseBackend]:
+def phases(
+    info: ServerInfo | None, launch: Mapping[str, Any] | None, prediction: Prediction | None = None
+) -> Mapping[Phase, PhaseBackend]:
     """The attention backend of each phase.
 
     ``info`` is the running server's answer. ``launch`` holds the flags as typed, None when they cannot be seen.
-    The answer wins: it is resolved, flags are only asked for.
+    The answer wins: it is resolved, flags are only asked for. ``prediction`` fills in what neither names; the vision
+    phase chooses by rules of its own, and only for models that have one.
     """
     resolved = _resolved(info)
     declared = _declared(launch)
@@ -119,13 +126,32 @@ def phases(info: ServerInfo | None, launch: Mapping[str, Any] | None) -> Mapping
     exists[Phase.DRAFT] = _drafts(info, launch)
     if info is not None and info.is_vision is False:
         exists[Phase.VISION] = False
-    return MappingProxyType({phase: _phase(exists[phase], declared.get(phase), resolved.get(phase)) for phase in Phase})
+    return MappingProxyType(
+        {
+            phase: _phase(
+                exists[phase],
+                declared.get(phase),
+                resolved.get(phase),
+                None if phase is Phase.VISION else prediction,
+            )
+            for phase in Phase
+        }
+    )
 
 
-def _phase(exists: bool | None, declared: str | None, resolved: str | None) -> PhaseBackend:
+def _phase(
+    exists: bool | None, declared: str | None, resolved: str | None, prediction: Prediction | None
+) -> PhaseBackend:
     backend = resolved or declared
     if exists is False:
         return PhaseBackend(state=PhaseState.NOT_APPLICABLE)
+    if exists and backend is None and prediction is not None:
+        return PhaseBackend(
+            state=PhaseState.FLASH_ATTENTION if prediction.version else PhaseState.NONE,
+            backend=prediction.backend,
+            source=BackendSource.PREDICTION,
+            version=prediction.version,
+        )
     if exists is None or backend is None:
         return PhaseBackend(state=PhaseState.UNKNOWN)
     state, version = implementation(backend)
@@ -183,3 +209,182 @@ def _drafts(info: ServerInfo | None, launch: Mapping[str, Any] | None) -> bool |
     else:
         return None
     return algorithm is not None and algorithm.upper() not in _WITHOUT_DRAFT_MODEL
+
+
+# -- releases and what they choose by themselves -------------------------------------------------------
+
+Release = tuple[int, int, int]
+"""A release of SGLang. Post-releases and development versions count as the release that they are named after."""
+
+
+def release(version: str | None) -> Release | None:
+    """Read a version of SGLang ("0.5.16", "0.5.3.post3"); None for none, and for a source tree's 0.0.0."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)", version or "")
+    if match is None:
+        return None
+    major, minor, micro = (int(part) for part in match.groups())
+    return (major, minor, micro) if (major, minor, micro) > (0, 0, 0) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The backend that a release chooses without being told.
+
+    ``backend`` is None for one of several without FlashAttention; ``version`` is 3, 4 or 0. ``why`` is one sentence.
+    """
+
+    backend: str | None
+    version: int
+    why: str
+
+
+_CUDA_OF_FA3: Final = (12, 3)
+_CUDA_OF_BLACKWELL: Final = (12, 8)
+_HOPPER, _SM100, _BLACKWELL = 9, 10, frozenset({10, 11, 12})
+
+
+def predict(
+    version: str | None,
+    capabilities: Collection[tuple[int, int]],
+    cuda: tuple[int, ...] | None,
+    launch: Mapping[str, Any],
+) -> Prediction | None:
+    """What a release chooses when no flag names a backend, from its ``_get_default_attn_backend``.
+
+    ``capabilities`` are those of the GPUs that the launch would use, ``cuda`` the version of CUDA that torch was
+    built for. None wherever the model decides and it is not seen: models with latent attention (MLA) follow another
+    table, speculation with a tree has an exception, and a few architectures have rules of their own, which no
+    prediction knows.
+    """
+    found = release(version)
+    device = launch.get("device")
+    named = ("attention_backend", "prefill_attention_backend", "decode_attention_backend", "incomplete")
+    foreign = isinstance(device, str) and not device.startswith("cuda")
+    majors = {major for major, _ in capabilities}
+    if found is None or cuda is None or foreign or len(majors) != 1 or any(name in launch for name in named):
+        return None
+    (major,) = majors
+    if launch.get("enable_deterministic_inference") is True:
+        return _deterministic(found, major)
+    if major == _HOPPER and cuda[:2] >= _CUDA_OF_FA3:
+        return _on_hopper(found, launch)
+    if major == _SM100 and cuda[:2] >= _CUDA_OF_BLACKWELL:
+        if found >= (0, 5, 18):  # fa4 for models whose keys and values differ in size
+            return None
+        return Prediction(backend=None, version=0, why="On SM100 this release chooses trtllm_mha or flashinfer.")
+    return Prediction(
+        backend=None, version=0, why="On these GPUs this release chooses flashinfer or triton, by the model."
+    )
+
+
+def _on_hopper(found: Release, launch: Mapping[str, Any]) -> Prediction | None:
+    # Before 0.5.9 only listed architectures get fa3; a tree of drafts (topk above 1) gets flashinfer.
+    if found < (0, 5, 9) or "speculative_algorithm" in launch:
+        return None
+    if launch.get("kv_cache_dtype") == "fp8_e5m2":
+        return Prediction(backend="triton", version=0, why="fp8_e5m2 makes SGLang take triton instead of fa3.")
+    return Prediction(backend="fa3", version=3, why="On Hopper this release chooses fa3 for most models.")
+
+
+def _deterministic(found: Release, major: int) -> Prediction | None:
+    if found < (0, 5, 3):
+        return None
+    if major in _BLACKWELL:
+        why = "Deterministic inference takes flashinfer or triton on Blackwell, by the model."
+        return Prediction(backend=None, version=0, why=why)
+    return Prediction(backend="fa3", version=3, why="Deterministic inference takes fa3 on this GPU.")
+
+
+# -- which features a server or a launch uses ----------------------------------------------------------
+
+_FLASHINFER_ATTENTION: Final = frozenset(
+    {
+        "flashinfer",
+        "trtllm_mha",
+        "trtllm_mla",
+        "cutedsl_mla",
+        "tokenspeed_mla",
+        "minicpm_flashinfer",
+        "llada2_cfg_flashinfer",
+        "flashinfer_cudnn",
+    }
+)
+"""Attention backends, also of the vision tower, whose kernels are FlashInfer's."""
+_LINEAR: Final = ("linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend")
+
+
+def features(info: ServerInfo | None, launch: Mapping[str, Any] | None, *, preflight: bool) -> Mapping[Feature, bool]:
+    """What is used: True, False, or no entry for unknown.
+
+    ``info`` is the running server's answer, ``launch`` its flags as typed or those of a launch that is judged
+    (``preflight``), None when they cannot be seen. Nothing here depends on the GPUs; what a release chooses by them
+    is `predict`'s.
+    """
+    found = phases(info, launch)
+    mamba, other = _uses_flashinfer_mamba(info, launch), _uses_flashinfer(info, launch, found)
+    used = {
+        Feature.FLASHINFER_MAMBA: mamba,
+        Feature.FLASHINFER: other,
+        # What is asked for by name is imported, whatever the device that nobody named will be.
+        Feature.FLASHINFER_IMPORT: mamba or other or _imports_flashinfer(info, launch, preflight=preflight),
+        # On other devices the same names mean other implementations, which need none of what is judged here.
+        Feature.FA3: False if _on_cuda(info, launch) is False else uses_version(found, 3),
+        Feature.FA4: False if _on_cuda(info, launch) is False else uses_version(found, 4),
+    }
+    return MappingProxyType({feature: value for feature, value in used.items() if value is not None})
+
+
+def uses_version(found: Mapping[Phase, PhaseBackend], version: int) -> bool | None:
+    """Whether any phase runs that FlashAttention version; None while a phase that is not known may."""
+    if any(backend.version == version for backend in found.values()):
+        return True
+    settled = {PhaseState.FLASH_ATTENTION, PhaseState.NONE, PhaseState.NOT_APPLICABLE}
+    return False if all(backend.state in settled for backend in found.values()) else None
+
+
+def _uses_flashinfer_mamba(info: ServerInfo | None, launch: Mapping[str, Any] | None) -> bool | None:
+    if info is not None:
+        return info.mamba_backend == "flashinfer"
+    if launch is None or ("mamba_backend" not in launch and "incomplete" in launch):
+        return None
+    # Never resolved automatically: without the flag it is triton.
+    return bool(launch.get("mamba_backend") == "flashinfer")
+
+
+def _uses_flashinfer(
+    info: ServerInfo | None, launch: Mapping[str, Any] | None, found: Mapping[Phase, PhaseBackend]
+) -> bool | None:
+    def value(name: str) -> Any:
+        # A launch flag counts only where the server does not say what became of it.
+        return getattr(info, name, None) if info is not None else (launch or {}).get(name)
+
+    if any(backend.backend in _FLASHINFER_ATTENTION for backend in found.values()):
+        return True
+    sampling = value("sampling_backend")
+    parts = [sampling, value("mamba_backend"), value("moe_runner_backend"), *map(value, _LINEAR)]
+    if any(isinstance(part, str) and part.startswith("flashinfer") for part in parts):
+        return True
+    if _on_cuda(info, launch) is False:
+        return False
+    # What sampling and attention default to where nobody says is FlashInfer on most GPUs.
+    attention = (found[Phase.PREFILL], found[Phase.DECODE])
+    known = all(one.state in {PhaseState.FLASH_ATTENTION, PhaseState.NONE} for one in attention)
+    complete = info is not None or (launch is not None and "incomplete" not in launch)
+    return False if known and complete and sampling is not None else None
+
+
+def _imports_flashinfer(info: ServerInfo | None, launch: Mapping[str, Any] | None, *, preflight: bool) -> bool | None:
+    """Whether the server imports FlashInfer where it is installed, whatever it then uses of it.
+
+    On CUDA every release does, for its quantization and MoE code. The sampler and the vision layer of 0.5.16 do it
+    unconditionally: ``--sampling-backend pytorch`` does not avoid it there.
+    """
+    on_cuda = _on_cuda(info, launch)
+    if on_cuda is None and preflight:
+        return True  # an unset device is CUDA wherever SGLang finds one
+    return on_cuda
+
+
+def _on_cuda(info: ServerInfo | None, launch: Mapping[str, Any] | None) -> bool | None:
+    device = info.device if info is not None else (launch or {}).get("device")
+    return device.startswith("cuda") if isinstance(device, str) else None

@@ -15,11 +15,12 @@ from enum import StrEnum
 from typing import Any, Final
 
 from sidecar.config import Settings
-from sidecar.launchargs import INCOMPLETE
+from sidecar.cudalibs import Capability, capability
+from sidecar.launch.args import INCOMPLETE
 from sidecar.model import Placement, Scope, Standing, Target
 from sidecar.nvml.reading import NvmlReading
 from sidecar.serverinfo import ServerInfo
-from sidecar.target import PREFLIGHT
+from sidecar.target import PREFLIGHT, variables
 
 
 class GpuSource(StrEnum):
@@ -33,7 +34,7 @@ class GpuSource(StrEnum):
     SIZES = "server-sizes"
     """The server sees the same GPUs as the agent, and takes as many as its sizes say, from its first one on."""
     PREFLIGHT = "preflight"
-    """A launch that has not happened yet would happen here: the visible GPUs are its."""
+    """A launch that has not happened yet would happen here: it takes as many of the visible GPUs as its sizes say."""
 
 
 class CountSource(StrEnum):
@@ -137,8 +138,11 @@ def _typed(target: Target | None) -> Mapping[str, Any] | None:
 
 def _product(sizes: Mapping[str, Any]) -> int | None:
     device = sizes["device"]
-    if isinstance(device, str) and not device.startswith("cuda"):
-        return None
+    return None if isinstance(device, str) and not device.startswith("cuda") else _ranks(sizes)
+
+
+def _ranks(sizes: Mapping[str, Any]) -> int | None:
+    """How many ranks these sizes make on this node."""
     tp, pp, dp, nodes = (sizes[name] for name in _SIZES)
     if any(not isinstance(size, int) or size < 1 for size in (tp, pp, dp, nodes)):
         return None
@@ -146,6 +150,15 @@ def _product(sizes: Mapping[str, Any]) -> int | None:
         return None
     total = int(tp * pp * (1 if sizes["shared"] else dp))
     return total // nodes if total % nodes == 0 else None
+
+
+def expected_schedulers(target: Target | None, info: ServerInfo | None) -> int | None:
+    """How many scheduler processes the server has on this node, on whatever device; None where a size is not known.
+
+    As `expected_gpus`, but never from a setting: SGLang starts one process for each rank.
+    """
+    sizes = _resolved(info) or _typed(target)
+    return None if sizes is None else _ranks(sizes)
 
 
 # -- which --------------------------------------------------------------------------------------------
@@ -167,12 +180,14 @@ def server_gpus(
         return _known(GpuSource.SETTING, members, "The setting gpus names them.")
     if target is None:
         return GpuSet(known=False, why="The server could not be looked for in time.")
-    environ = target.environ
+    environ = variables(target, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
     if environ is None:
         why = target.environ_missing or "not-found"
         return GpuSet(known=False, why=f"The server's environment cannot be read ({why}), and no setting names them.")
     view, view_why = _view(target, environ, ours, reading, standing)
     if (listed := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        if target.launch_source == PREFLIGHT and _UNRESOLVED.search(listed):
+            return GpuSet(known=False, why="CUDA_VISIBLE_DEVICES of the launch comes from what is known only later.")
         ordered = _is_ordered(reading, environ)
         members = _named(_until_invalid(listed), ours, view if ordered else None)
         if members is not None:
@@ -183,14 +198,16 @@ def server_gpus(
             view_why = "it names a GPU or MIG device that is not among them, or by more than one's name"
         why = f"CUDA_VISIBLE_DEVICES of the server cannot be matched to what NVML shows: {view_why}."
         return _known(GpuSource.CUDA_VISIBLE_DEVICES, members, "The server's CUDA_VISIBLE_DEVICES names them.", why)
-    if target.launch_source == PREFLIGHT:
-        return _known(GpuSource.PREFLIGHT, ours.gpus, "The launch would happen here: the visible GPUs are its.")
     if view is None:
         return GpuSet(known=False, why=f"The server's environment does not name them: {view_why}.")
     here = _is_here(target)
-    if (here or _given(environ) == _ALL) and _sized(target, info) is None:
+    if len(view) > 1 and (here or _given(environ) == _ALL) and _sized(target, info) is None:
         return GpuSet(known=False, why="The server sees every GPU that is visible here, and may use only some.")
     members = _taken(view, target, info)
+    if len(members) < len(view) and not _is_ordered(reading, environ):
+        return GpuSet(known=False, why="It takes some of GPUs that differ in model: CUDA's order is not NVML's then.")
+    if target.launch_source == PREFLIGHT:
+        return _known(GpuSource.PREFLIGHT, members, "The launch would happen here, and takes what its sizes say.")
     if not here:
         return _known(GpuSource.NVIDIA_VISIBLE_DEVICES, members, "The server's NVIDIA_VISIBLE_DEVICES names them.")
     return _known(GpuSource.SIZES, members, "The server sees what is visible here, and takes what its sizes say.")
@@ -292,6 +309,10 @@ def _view(
     return tuple(sorted(members, key=lambda member: 10**6 if member.index is None else member.index)), ""
 
 
+_UNRESOLVED: Final = re.compile(r"[$`]")
+"""What a shell, or Kubernetes, would have put something else for."""
+
+
 def _until_invalid(listed: str) -> list[str]:
     """The entries that CUDA heeds: it stops at the first one that names nothing."""
     entries: list[str] = []
@@ -355,10 +376,27 @@ def _by_uuid(entry: str, ours: _Ours) -> Member | None:
 def _taken(members: tuple[Member, ...], target: Target, info: ServerInfo | None) -> tuple[Member, ...]:
     """The ones that the server takes of those it sees: from its first on, in steps, as many as its sizes say."""
     needed = _sized(target, info)
-    if needed is None or target.launch_source == PREFLIGHT:
+    if needed is None:
         return members
     first = info.base_gpu_id if info is not None else target.launch.get("base_gpu_id")
     step = info.gpu_id_step if info is not None else target.launch.get("gpu_id_step")
     chosen = members[first or 0 :: step or 1][: needed.count]
     # Fewer than needed: its launch fails, or this picture of its view is wrong. Judge all that it was given.
     return chosen if len(chosen) == needed.count else members
+
+
+# -- what they are ------------------------------------------------------------------------------------
+
+Gpu = tuple[str, str]
+"""Index and uuid as the per-GPU series name them."""
+
+
+def capabilities(reading: NvmlReading | None, gpus: GpuSet | None) -> dict[Gpu, Capability]:
+    """Compute capabilities of the server's GPUs where these are known, else of all that are visible."""
+    found: dict[Gpu, Capability] = {}
+    for gpu in reading.gpus if reading is not None else ():
+        known = capability(gpu.compute_capability)
+        mine = gpus is None or gpus.holds(gpu.index, gpu.uuid) is not False
+        if known is not None and mine:
+            found[str(gpu.index), gpu.uuid or ""] = known
+    return found

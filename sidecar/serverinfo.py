@@ -12,29 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import re
-import socket
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-import aiohttp
 import msgspec
-from aiohttp.abc import AbstractResolver, ResolveResult
 
-from sidecar import __version__
 from sidecar.config import Settings
+from sidecar.exhaustion import exhausted
 from sidecar.model import Answer, Clock, Target
 from sidecar.offload import in_daemon_thread
 from sidecar.sockets import is_local, listeners
 from sidecar.target import PREFLIGHT
+
+if TYPE_CHECKING:
+    import ssl
+
+    from sidecar.httpget import Reply, Transport
 
 BODY_LIMIT: Final = 8 * 1024 * 1024
 """Longest accepted body in bytes. A real answer is 35 kB; hundreds of data-parallel ranks make a few MB."""
@@ -56,7 +55,12 @@ _TOKEN: Final = re.compile(r"[\w.+:/-]{1,64}", re.ASCII)
 _KEY_LIMIT: Final = 8192
 _OWN_ADDRESSES: Final = frozenset({"command-line", "listening-socket"})
 """The `Target.url_source` of an address that is a process's own, and no guess."""
+_PREFLIGHT: Final = {"Origin": "http://localhost", "Access-Control-Request-Method": "GET"}
 _UNAUTHORIZED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+_NEVER: Final = object()
+"""No state of the file with the key."""
+_READY_SINCE: Final = (0, 5, 20)
+"""First release with ``/ready``. Before it the path is refused like any other where the server wants a key."""
 KEY_PROBLEMS: Final = frozenset({"no-key", "key-unreadable", "key-refused", "key-withheld"})
 """The tokens of `Problem` that mean that the server wants a key."""
 
@@ -68,7 +72,8 @@ KEY_PROBLEMS: Final = frozenset({"no-key", "key-unreadable", "key-refused", "key
 class ServerInfo:
     """The server's arguments as it resolved them. None: it did not say.
 
-    ``is_vision`` is whether the model understands images.
+    ``fa_impl_ver`` is a plugin's own key: SGLang has no such argument. ``is_vision`` is whether the model
+    understands images.
     """
 
     version: str | None = None
@@ -90,6 +95,17 @@ class ServerInfo:
     mamba_backend: str | None = None
     mamba_ssm_dtype: str | None = None
     enable_mamba_cache_stochastic_rounding: bool | None = None
+    mamba_cache_philox_rounds: int | None = None
+    sampling_backend: str | None = None
+    moe_runner_backend: str | None = None
+    linear_attn_backend: str | None = None
+    linear_attn_decode_backend: str | None = None
+    linear_attn_prefill_backend: str | None = None
+    speculative_attention_mode: str | None = None
+    enable_deterministic_inference: bool | None = None
+    disable_cuda_graph: bool | None = None
+    skip_server_warmup: bool | None = None
+    fa_impl_ver: int | str | None = None
     page_size: int | None = None
     kv_cache_dtype: str | None = None
     quantization: str | None = None
@@ -181,6 +197,17 @@ class _Payload(msgspec.Struct):
     mamba_backend: Any = None
     mamba_ssm_dtype: Any = None
     enable_mamba_cache_stochastic_rounding: Any = None
+    mamba_cache_philox_rounds: Any = None
+    sampling_backend: Any = None
+    moe_runner_backend: Any = None
+    linear_attn_backend: Any = None
+    linear_attn_decode_backend: Any = None
+    linear_attn_prefill_backend: Any = None
+    speculative_attention_mode: Any = None
+    enable_deterministic_inference: Any = None
+    disable_cuda_graph: Any = None
+    skip_server_warmup: Any = None
+    fa_impl_ver: Any = None
     page_size: Any = None
     kv_cache_dtype: Any = None
     quantization: Any = None
@@ -204,15 +231,37 @@ _TEXTS: Final = (
     "speculative_draft_attention_backend",
     "mamba_backend",
     "mamba_ssm_dtype",
+    "sampling_backend",
+    "moe_runner_backend",
+    "linear_attn_backend",
+    "linear_attn_decode_backend",
+    "linear_attn_prefill_backend",
+    "speculative_attention_mode",
     "kv_cache_dtype",
     "quantization",
 )
-_NUMBERS: Final = ("tp_size", "dp_size", "pp_size", "nnodes", "node_rank", "base_gpu_id", "gpu_id_step", "page_size")
-_SWITCHES: Final = ("enable_mamba_cache_stochastic_rounding", "enable_dp_attention")
+_NUMBERS: Final = (
+    "tp_size",
+    "dp_size",
+    "pp_size",
+    "nnodes",
+    "node_rank",
+    "base_gpu_id",
+    "gpu_id_step",
+    "page_size",
+    "mamba_cache_philox_rounds",
+)
+_SWITCHES: Final = (
+    "enable_mamba_cache_stochastic_rounding",
+    "enable_dp_attention",
+    "enable_deterministic_inference",
+    "disable_cuda_graph",
+    "skip_server_warmup",
+)
 
 
-def parse_info(body: bytes) -> ServerInfo | Problem:
-    """Reduce a ``/server_info`` body to what is kept.
+def parse_info(body: bytes, asked: str = "/server_info") -> ServerInfo | Problem:
+    """Reduce a ``/server_info`` body to what is kept; ``asked`` is the address that gave it, for the sentences.
 
     The scheduler's own view (``internal_states``) comes before the top level, which in releases before 0.5.4 shows
     the flags as typed. Never raises, whatever the body.
@@ -220,9 +269,9 @@ def parse_info(body: bytes) -> ServerInfo | Problem:
     try:
         whole = msgspec.json.decode(body, type=_Whole)
     except msgspec.ValidationError:
-        return Problem("not-sglang", "The answer is JSON, but not the information of an SGLang server.")
+        return Problem("not-sglang", f"What {asked} answers is JSON, but not the information of an SGLang server.")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Problem("not-json", "The answer to the request for server information is not JSON.")
+        return Problem("not-json", f"What {asked} answers is not JSON, as an SGLang server's information is.")
     states: Sequence[_Payload] = ()
     with contextlib.suppress(msgspec.DecodeError, RecursionError):
         states = msgspec.json.decode(whole.internal_states, type=list[_Payload])
@@ -230,9 +279,10 @@ def parse_info(body: bytes) -> ServerInfo | Problem:
     kept: dict[str, Any] = {name: _first(sources, name, _is_token) for name in _TEXTS}
     kept |= {name: _first(sources, name, _is_number) for name in _NUMBERS}
     kept |= {name: _first(sources, name, _is_switch) for name in _SWITCHES}
+    kept["fa_impl_ver"] = _first(sources, "fa_impl_ver", lambda value: _is_number(value) or _is_token(value))
     info = ServerInfo(version=_first((whole,), "version", _is_token), **kept)
     if info.version is None and info.tp_size is None and info.attention_backend is None:
-        return Problem("not-sglang", "The answer is JSON, but not the information of an SGLang server.")
+        return Problem("not-sglang", f"What {asked} answers is JSON, but not the information of an SGLang server.")
     return info
 
 
@@ -267,36 +317,6 @@ class _Failure(Exception):  # noqa: N818 - carries a problem to the caller insid
         self.problem = problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reply:
-    status: int
-    body: bytes
-
-
-class _Resolver(AbstractResolver):
-    """Name look-ups in daemon threads: a silent name server must not hold up the agent's end."""
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """The host's addresses. Raises OSError when there is none."""
-        found = await in_daemon_thread(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_STREAM))
-        return [
-            ResolveResult(
-                hostname=host,
-                host=str(address[0]),
-                port=int(address[1]),
-                family=kind,
-                proto=protocol,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for kind, _, protocol, _, address in found
-        ]
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
 class ServerClient:
     """Asks the server over HTTP. One per agent; `close` it at the end.
 
@@ -310,14 +330,18 @@ class ServerClient:
         self._clock = clock
         self._proc = proc
         self._trusted = frozenset({0, os.geteuid() if uid is None else uid})
-        self._session: aiohttp.ClientSession | None = None
+        self._transport: Transport | None = None
         self._tls: ssl.SSLContext | None = None
         self._key: object = None
         self._lacks_ready = False
+        self._wants_key = False
+        self._refused_stamp: object = _NEVER
+        self._model_path = "/model_info"
         self._info: ServerInfo | None = None
         self._info_at = 0.0
         self._confirmed_at = 0.0
         self._problem: Problem | None = None
+        self._observation: ServerObservation | None = None
         self._failures = 0
         self._not_before = 0.0
         self._key_stamp: object = None
@@ -328,6 +352,11 @@ class ServerClient:
         """Why there is no server information, as of the last request for it; None when there is, or none was made."""
         return self._problem
 
+    @property
+    def observation(self) -> ServerObservation | None:
+        """What the address did when it was last tried; None before that."""
+        return self._observation
+
     async def observe(self, target: Target) -> ServerObservation:
         """Try the server's address once: ``/ready``, or ``/model_info`` where that does not exist. Never raises.
 
@@ -336,7 +365,7 @@ class ServerClient:
         if target.launch_source == PREFLIGHT:
             return ServerObservation(answer=None)
         self._follow(target)
-        observation = await self._observe(target)
+        self._observation = observation = await self._observe(target)
         if observation.answer is Answer.ACCEPTED:
             self._confirmed_at = self._clock.monotonic()
         elif observation.answer is Answer.REFUSED:
@@ -367,9 +396,9 @@ class ServerClient:
         if fetch is not None:
             fetch.cancel()
             await asyncio.gather(fetch, return_exceptions=True)
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.close()
 
     # -- one server process after another
 
@@ -388,7 +417,9 @@ class ServerClient:
             self._fetch.cancel()
         self._fetch = None
         self._key = None
-        self._lacks_ready = False
+        self._lacks_ready = self._wants_key = False
+        self._refused_stamp = _NEVER
+        self._model_path = "/model_info"
         self._info = self._problem = None
         self._failures = 0
         self._not_before = 0.0
@@ -421,13 +452,18 @@ class ServerClient:
     async def _observe(self, target: Target) -> ServerObservation:
         until = asyncio.get_running_loop().time() + self._deadline * _OBSERVE_SHARE
         status: int | None = None
-        path = "/model_info" if self._lacks_ready else "/ready"
+        path = "quiet" if self._lacks_ready else "/ready"
         try:
-            status = (await self._get(target, path, until=until, limit=0)).status
-            if path == "/ready" and status == HTTPStatus.NOT_FOUND:
-                self._lacks_ready = True
-                path = "/model_info"
+            if path == "/ready":
                 status = (await self._get(target, path, until=until, limit=0)).status
+                if status in _UNAUTHORIZED:
+                    # Where the path exists it is open to all: next time another one is asked, with the key.
+                    self._lacks_ready = self._wants_key = True
+                elif status == HTTPStatus.NOT_FOUND:
+                    self._lacks_ready = True
+                    path = "quiet"
+            if path != "/ready":
+                status = await self._ask_quietly(target, until)
         except _Failure as failure:
             return ServerObservation(answer=failure.answer, status=status, problem=failure.problem)
         ready = None
@@ -435,13 +471,31 @@ class ServerClient:
             ready = status == HTTPStatus.OK
         return ServerObservation(answer=Answer.ACCEPTED, status=status, ready=ready)
 
+    async def _ask_quietly(self, target: Target, until: float) -> int:
+        """Ask for what costs the server least and leaves no refusal in its log, and give the status. Raises _Failure.
+
+        Without a key that it takes, this is the request that browsers make before another one: SGLang's check of keys
+        lets it pass in every release, and it is answered in HTTP all the same.
+        """
+        if self._wants_key and (self._refused_stamp == self._stamp() or await self._key_for(target) is None):
+            return (await self._get(target, self._model_path, until=until, limit=0, preflight=True)).status
+        stamp = self._stamp()
+        status = (await self._get(target, self._model_path, until=until, limit=0)).status
+        if status in _UNAUTHORIZED:
+            self._wants_key, self._refused_stamp = True, stamp
+        elif status == HTTPStatus.NOT_FOUND:
+            self._model_path = "/get_model_info"  # as releases before 0.5.6 call it
+        return status
+
     async def _refresh(self, target: Target, key: object) -> None:
         """Ask for the information and remember the answer, or the problem and when to try again."""
         self._key_stamp = self._stamp()
         answer: Answer | None = Answer.ACCEPTED
         outcome: ServerInfo | Problem
         try:
-            outcome = await self._ask(target)
+            # The first refusal said it already; later requests ask again, in case only that path is guarded.
+            spared = self._wants_key and not self._failures and await self._key_for(target) is None
+            outcome = await (self._unauthorized(target, public_url(target.url)) if spared else self._ask(target))
         except _Failure as failure:
             answer, outcome = failure.answer, failure.problem
         if key != self._key:
@@ -450,11 +504,16 @@ class ServerClient:
         if isinstance(outcome, ServerInfo):
             self._info, self._info_at, self._confirmed_at = outcome, now, now
             self._problem, self._failures, self._not_before = None, 0, 0.0
+            self._lacks_ready = self._lacks_ready or _is_before(outcome.version, _READY_SINCE)
             return
         self._problem = outcome
         if answer is Answer.REFUSED:
             return  # costs the server nothing, and its start should be seen soon
         self._failures += 1
+        if outcome.token in KEY_PROBLEMS:
+            # Nothing but another key changes it, and that one is tried at once.
+            self._not_before = now + BACKOFF_CAP
+            return
         self._not_before = now + min(BACKOFF_CAP, BACKOFF_BASE * 2 ** min(self._failures - 1, 16))
 
     async def _ask(self, target: Target) -> ServerInfo | Problem:
@@ -474,7 +533,7 @@ class ServerClient:
             redirected = HTTPStatus.MULTIPLE_CHOICES <= reply.status < HTTPStatus.BAD_REQUEST
             token = "not-sglang" if redirected else "http-error"
             return Problem(token, f"{shown}{path} answered with HTTP status {reply.status}.")
-        info = parse_info(reply.body)
+        info = parse_info(reply.body, f"{shown}{path}")
         if isinstance(info, Problem):
             return info
         return replace(info, is_vision=await self._is_vision(target, until))
@@ -488,58 +547,55 @@ class ServerClient:
         value = payload.has_image_understanding if reply.status == HTTPStatus.OK else None
         return value if isinstance(value, bool) else None
 
-    async def _get(self, target: Target, path: str, *, until: float, limit: int) -> _Reply:
-        """One request, ended at ``until`` (the loop's time). With ``limit`` 0 the body is not read.
+    async def _get(self, target: Target, path: str, *, until: float, limit: int, preflight: bool = False) -> Reply:
+        """One request, ended at ``until`` (the loop's time). With ``limit`` 0 the body is not read. Raises _Failure.
 
-        Raises _Failure. A time-out is told apart by whether the connection was made: then somebody is there.
+        ``preflight``: only ask whether another origin might ask, without a key.
         """
-        connection = SimpleNamespace(made=False)
+        # Only here: a launch that is judged beforehand asks nobody, and need not wait for the library to load.
+        from sidecar.httpget import RequestFailed, Transport
+
+        if self._transport is None:
+            self._transport = Transport()
         try:
             async with asyncio.timeout_at(until):
-                key = None if path == "/ready" else await self._key_for(target)
-            async with (
-                asyncio.timeout_at(until),
-                self._open().get(
-                    _address(target.url, path, with_user=key is None),
-                    headers={"Authorization": f"Bearer {key}"} if key else {},
-                    allow_redirects=False,
-                    ssl=self._trust(target.url),
-                    trace_request_ctx=connection,
-                ) as response,
-            ):
-                body = b"" if limit == 0 else await _body(response, limit, target.url)
-                # What follows of the body is not waited for; with it goes the connection.
-                response.close()
-                return _Reply(status=response.status, body=body)
+                key = None if path == "/ready" or preflight else await self._key_for(target)
         except TimeoutError:
-            answer = Answer.ACCEPTED if connection.made else Answer.TIMEOUT
-            raise _Failure(answer, _problem("timeout", target.url)) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _failure(error, target.url) from None
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            trace = aiohttp.TraceConfig()
-            trace.on_connection_create_end.append(_note_connection)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(force_close=True, resolver=_Resolver(), use_dns_cache=False),
-                trust_env=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                timeout=aiohttp.ClientTimeout(total=None),
-                headers={"User-Agent": f"sglang-sidecar/{__version__}", "Accept-Encoding": "identity"},
-                trace_configs=[trace],
+            raise _Failure(Answer.TIMEOUT, _problem("timeout", target.url)) from None
+        try:
+            return await self._transport.ask(
+                "OPTIONS" if preflight else "GET",
+                _address(target.url, path, with_user=key is None),
+                headers=_PREFLIGHT if preflight else {"Authorization": f"Bearer {key}"} if key else {},
+                tls=await self._trust(target.url),
+                until=until,
+                limit=limit,
             )
-        return self._session
+        except RequestFailed as failed:
+            problem = _problem(failed.token, target.url)
+            if failed.token == "too-large":  # noqa: S105 - a problem's token, no secret
+                sentence = f"{public_url(target.url)} answered with more than {limit // 1024**2} MiB."
+                problem = Problem(failed.token, sentence)
+            raise _Failure(failed.answer, problem) from None
 
-    def _trust(self, url: str) -> ssl.SSLContext | bool:
+    async def _trust(self, url: str) -> ssl.SSLContext | bool:
         """How a server's certificate is verified: by the configured authority, else by the system's."""
-        if not url.startswith("https:") or self._settings.server_ca_file is None:
-            return True
+        if not url.startswith("https:"):
+            return True  # there is none
         if self._tls is None:
+            import ssl  # with the library that it loads, only where it is needed
+
+            def trusting() -> ssl.SSLContext:
+                context = ssl.create_default_context(cafile=self._settings.server_ca_file)
+                context.set_alpn_protocols(["http/1.1"])
+                return context
+
             try:
-                self._tls = ssl.create_default_context(cafile=self._settings.server_ca_file)
-            except (OSError, ValueError):
+                # Reading all of a system's authorities takes tens of milliseconds, which no probe should wait for.
+                self._tls = await in_daemon_thread(trusting)
+            except (OSError, ValueError) as error:
+                if exhausted(error):
+                    raise
                 sentence = f"server_ca_file {self._settings.server_ca_file} holds no usable certificate authority."
                 raise _Failure(None, Problem("ca-file", sentence)) from None
         return self._tls
@@ -575,14 +631,19 @@ class ServerClient:
         return bool(owners) and owners <= trusted
 
     def _read_key(self) -> str | None:
-        """The bearer key, read anew each time: a mounted secret is replaced in place. None when there is none."""
+        """The bearer key, read anew each time: a mounted secret is replaced in place. None when there is none.
+
+        Raises OSError where the agent itself lacks what it needs to look.
+        """
         path = self._settings.server_key_file
         if path is None:
             return None
         try:
             with Path(path).open("rb") as file:
                 key = file.read(_KEY_LIMIT).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError):
+        except (OSError, UnicodeDecodeError) as error:
+            if exhausted(error):
+                raise
             return None
         return key if key.isprintable() and key else None
 
@@ -601,10 +662,11 @@ class ServerClient:
         return Problem("key-refused", f"{shown} refuses the key in {path}.")
 
 
-async def _note_connection(
-    _session: aiohttp.ClientSession, context: SimpleNamespace, _parameters: aiohttp.TraceConnectionCreateEndParams
-) -> None:
-    context.trace_request_ctx.made = True
+def _is_before(version: str | None, release: tuple[int, int, int]) -> bool:
+    """Whether a version of SGLang is known to be older than a release."""
+    match = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)", version or "")
+    # A source tree that does not know its release says 0.0.0.
+    return match is not None and (0, 0, 0) < (int(match[1]), int(match[2]), int(match[3])) < release
 
 
 def _address(url: str, path: str, *, with_user: bool) -> str:
@@ -614,43 +676,5 @@ def _address(url: str, path: str, *, with_user: bool) -> str:
     return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/") + path, "", ""))
 
 
-async def _body(response: aiohttp.ClientResponse, limit: int, url: str) -> bytes:
-    """A body of at most ``limit`` bytes, read piece by piece: it may be endless. Raises _Failure beyond."""
-    body = bytearray()
-    if (response.content_length or 0) <= limit:
-        async for piece in response.content.iter_any():
-            body += piece
-            if len(body) > limit:
-                break
-        else:
-            return bytes(body)
-    response.close()
-    raise _Failure(
-        Answer.ACCEPTED,
-        Problem("too-large", f"{public_url(url)} answered with more than {limit // 1024**2} MiB."),
-    )
-
-
 def _problem(token: str, url: str) -> Problem:
     return Problem(token, f"{public_url(url)}: {PROBLEMS[token]}.")
-
-
-def _failure(error: Exception, url: str) -> _Failure:
-    """What an error of the client means for the server. The error's own text may hold credentials: it is dropped."""
-    if isinstance(error, aiohttp.InvalidURL):
-        return _Failure(None, _problem("invalid-url", url))
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return _Failure(Answer.UNREACHABLE, _problem("name-resolution", url))
-    if isinstance(error, aiohttp.ClientSSLError):
-        return _Failure(Answer.ACCEPTED, _problem("tls", url))
-    if not isinstance(error, aiohttp.ClientConnectorError):
-        return _Failure(Answer.ACCEPTED, _problem("protocol", url))
-    cause = error.os_error
-    # With several addresses behind one name, all failures arrive in one text and without a number.
-    if cause.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(cause):
-        return _Failure(Answer.REFUSED, _problem("refused", url))
-    if cause.errno == errno.ETIMEDOUT:
-        return _Failure(Answer.TIMEOUT, _problem("timeout", url))
-    if isinstance(cause, ConnectionResetError | ConnectionAbortedError | ssl.SSLError):
-        return _Failure(Answer.ACCEPTED, _problem("tls", url))
-    return _Failure(Answer.UNREACHABLE, _problem("unreachable", url))

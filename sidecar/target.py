@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,20 +18,19 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from sidecar import procfs
+from sidecar.childenv import may_matter
 from sidecar.config import Image, Settings
-from sidecar.launchargs import (
-    INCOMPLETE,
-    LaunchArguments,
-    LaunchForm,
-    LaunchValue,
-    is_python,
-    is_shell,
-    parse_launch,
-    server_form,
-)
+from sidecar.launch.args import INCOMPLETE, LaunchArguments, LaunchValue, ReadConfig, parse_launch
+from sidecar.launch.file import LaunchFiles
+from sidecar.launch.forms import LaunchForm, is_python, is_shell, server_form
+from sidecar.launch.shell import FAR, Outside
+from sidecar.launch.words import OPEN
 from sidecar.model import Clock, Placement, Processes, Scope, Standing, Target
 from sidecar.offload import in_daemon_thread
-from sidecar.sockets import listeners_of
+from sidecar.procfs import Denial
+from sidecar.pythonflags import PythonOptions, leading_script, leads_with_cwd, python_options, without_ignored
+from sidecar.sockets import is_local, listeners_of
 
 PREFLIGHT: Final = "command-line"
 """`Target.launch_source` when a launch is judged that has not happened yet."""
@@ -50,12 +50,26 @@ _KEEP_SECONDS: Final = 5.0
 _DEFAULT_HOST: Final = "127.0.0.1"
 _DEFAULT_PORT: Final = 30000
 """What SGLang takes where neither a flag nor a configuration file says otherwise."""
+_CLOCK_JITTER: Final = 5.0
+"""Seconds by which the time of boot, and with it every start time, may move while the clock is adjusted."""
 _HOST: Final = re.compile(r"[\w.:%-]+", re.ASCII)
 """What a host may look like: a process chooses its own command line, and must not choose more of a URL with it."""
-_CMDLINE_LIMIT: Final = 256 * 1024
-_ENVIRON_LIMIT: Final = 1024 * 1024
+_PATTERN_LIMIT: Final = 1024
+"""Characters of a command line that ``server_pattern`` is held against. A search cannot be interrupted and keeps the
+whole agent waiting, and what a pattern with several wildcards costs grows with a power of the text's length."""
 _MAPS_LIMIT: Final = 4 * 1024 * 1024
 """A real server maps about 1500 objects in 200 kB; what is larger is cut, not refused."""
+
+SET_BY_LAUNCH: Final = "set-by-launch"
+"""`Target.environ_missing` where a launch sets variables to what cannot be told before it happens."""
+_FINDING: Final = frozenset(
+    {"PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "PYTHONPLATLIBDIR", "HOME"}
+)
+"""Variables that decide which packages an interpreter finds."""
+_OF_SHELLS: Final = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
+"""Variables that a shell hands on with values of its own, which no import reads."""
+_SCRIPT_LIMIT: Final = 256 * 1024
+"""Bytes of the longest file that a shell of a launch reads and that is followed."""
 
 _INIT_SHIMS: Final = frozenset({"tini", "tini-static", "dumb-init", "catatonit", "docker-init", "s6-svscan"})
 _POD_INIT: Final = "pause"
@@ -115,7 +129,7 @@ def _placement(proc: Path, environ: Mapping[str, str], filesystem: Path) -> tupl
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return Placement.CONTAINER, "KUBERNETES_SERVICE_HOST is set"
     for member in ("self", "1"):
-        match = _CONTAINER_CGROUP.search(_text(proc / member / "cgroup", 65536) or "")
+        match = _CONTAINER_CGROUP.search(procfs.read_text(proc / member / "cgroup") or "")
         if match:
             return Placement.CONTAINER, f"the control group of process {member} names {match.group()}"
     return Placement.HOST, "no sign of a container was found"
@@ -129,9 +143,9 @@ def _processes(
         return Processes.SHARED, "on a host every process can be seen"
     if pid == 1:
         return Processes.HIDDEN, "this process is number 1 of its container: it shares no process namespace"
-    if _name(proc, 2) == _KERNEL_THREADS:
+    if procfs.command_name(proc, 2) == _KERNEL_THREADS:
         return Processes.SHARED, "the kernel's own threads can be seen, and so every process of the machine"
-    name = _name(proc, 1)
+    name = procfs.command_name(proc, 1)
     if name == _POD_INIT:
         return Processes.SHARED, "process 1 is pause, which holds the process namespace that a pod's containers share"
     if parent == 1 and name in _INIT_SHIMS:
@@ -154,7 +168,7 @@ def _processes(
 def _in_kubernetes(proc: Path, environ: Mapping[str, str]) -> bool:
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return True
-    return any("kubepods" in (_text(proc / member / "cgroup", 65536) or "") for member in ("self", "1"))
+    return any("kubepods" in (procfs.read_text(proc / member / "cgroup") or "") for member in ("self", "1"))
 
 
 def _reaches_first(proc: Path, parent: int) -> bool:
@@ -162,16 +176,16 @@ def _reaches_first(proc: Path, parent: int) -> bool:
     seen: set[int] = set()
     while parent > 1 and parent not in seen:
         seen.add(parent)
-        status = _stat(proc, parent)
-        parent = status[0] if status is not None else 0
+        stat = procfs.process_stat(proc, parent)
+        parent = stat.parent if stat is not None else 0
     return parent == 1
 
 
 def _beside_first(proc: Path) -> bool | None:
     """Whether process 1 is in the agent's own container, by its files or else its control group; None: not told."""
-    first, ours = (_link(proc / member / "ns" / "mnt") for member in ("1", "self"))
+    first, ours = (procfs.read_link(proc / member / "ns" / "mnt") for member in ("1", "self"))
     if first is None or ours is None:
-        first, ours = (_text(proc / member / "cgroup", 65536) for member in ("1", "self"))
+        first, ours = (procfs.read_text(proc / member / "cgroup") for member in ("1", "self"))
     return first == ours if first and ours else None
 
 
@@ -185,7 +199,7 @@ class _Process:
     pid: int
     argv: tuple[str, ...]
     parent: int
-    started_ticks: int
+    stat: procfs.ProcessStat
     form: LaunchForm | None
 
 
@@ -196,80 +210,34 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _text(path: Path, limit: int) -> str | None:
-    """The start of a file, or None when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(limit).decode("utf-8", "replace")
-    except OSError:
-        return None
-
-
-def _link(path: Path) -> str | None:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return None
-
-
-def _name(proc: Path, pid: int) -> str:
-    """A process's short name, empty when it cannot be read."""
-    return (_text(proc / str(pid) / "comm", 64) or "").strip()
-
-
-def _argv(proc: Path, pid: int) -> tuple[str, ...]:
-    """A process's command line. A renamed process has its title and padding there; the padding is dropped."""
-    text = _text(proc / str(pid) / "cmdline", _CMDLINE_LIMIT)
-    if not text:
-        return ()
-    words = text.rstrip("\0").split("\0")
-    return tuple(word.rstrip() for word in words) if words[0].startswith("sglang::") else tuple(words)
-
-
-def _stat(proc: Path, pid: int) -> tuple[int, int] | None:
-    """(parent's pid, start time in clock ticks since boot), or None for a process that is gone or a zombie."""
-    text = _text(proc / str(pid) / "stat", 4096)
-    if text is None:
-        return None
-    # The name in parentheses may itself hold blanks and parentheses.
-    fields = text.rpartition(")")[2].split()
-    try:
-        return None if fields[0] in {"Z", "X"} else (int(fields[1]), int(fields[19]))
-    except (IndexError, ValueError):
-        return None
-
-
-def _boot_time(proc: Path) -> float | None:
-    match = re.search(r"^btime (\d+)$", _text(proc / "stat", 1024 * 1024) or "", re.MULTILINE)
-    return float(match.group(1)) if match else None
-
-
-def _environ(proc: Path, pid: int) -> tuple[dict[str, str] | None, str | None]:
-    """(environment, None), or (None, the reason as a token)."""
-    try:
-        with (proc / str(pid) / "environ").open("rb") as file:
-            data = file.read(_ENVIRON_LIMIT + 1)
-    except PermissionError:
-        return None, "permission-denied"
-    except OSError:
-        return None, "unreadable"
-    if len(data) > _ENVIRON_LIMIT:
-        return None, "too-large"
-    if data and not data.strip(b"\0"):
-        # setproctitle writes over the memory that the kernel shows here; it reads back without an error.
-        return None, "environ-overwritten"
-    pairs = (item.partition("=") for item in data.decode("utf-8", "replace").split("\0"))
-    return {name: value for name, separator, value in pairs if separator and name}, None
-
-
 def _user(proc: Path, pid: int) -> int | None:
     """The user id of a process; None when it cannot be read.
 
     None too where it has several: then somebody else than the user it acts for may have chosen its command line.
     """
-    match = re.search(r"^Uid:((?:\s+\d+)+)$", _text(proc / str(pid) / "status", 65536) or "", re.MULTILINE)
-    ids = set(match.group(1).split()) if match else set()
-    return int(ids.pop()) if len(ids) == 1 else None
+    status = procfs.process_status(proc, pid)
+    ids = set() if status is None else set(status.uids)
+    return ids.pop() if len(ids) == 1 else None
+
+
+def _folder_of(link: str | None, root: str | None) -> str | None:
+    """A process's working folder as it names it itself, from the link's text and that of its root's link."""
+    if link is None or not link.startswith("/") or link.endswith(" (deleted)"):
+        return None
+    if root is None or root == "/":
+        return link
+    # Below another root: what is outside of it has no name in there.
+    return link.removeprefix(root) or "/" if link == root or link.startswith(f"{root}/") else None
+
+
+def _options(argv: Sequence[str]) -> PythonOptions:
+    """The interpreter's options of a process; none of a program that is no Python interpreter."""
+    return python_options(argv[1:]) if argv and is_python(argv[0]) else PythonOptions()
+
+
+def _imports_from_cwd(argv: Sequence[str], environ: Mapping[str, str] | None) -> bool:
+    """Whether a process's interpreter puts its working folder first on its import path."""
+    return leads_with_cwd(_options(argv), environ)
 
 
 def _endpoint(form: LaunchForm | None, flags: Mapping[str, LaunchValue]) -> tuple[str | None, int | None]:
@@ -313,7 +281,7 @@ def _site_folders(python: Path) -> Iterator[Path]:
     """Where packages of an interpreter lie, told from its unresolved path alone."""
     prefix = python.parent.parent
     yield from _packages_under(prefix)
-    configuration = _text(prefix / "pyvenv.cfg", 65536)
+    configuration = procfs.read_text(prefix / "pyvenv.cfg")
     if configuration is None:
         if prefix.name == "usr":  # Debian keeps what pip installs for /usr/bin/python3 under /usr/local
             yield prefix / "lib/python3/dist-packages"
@@ -350,11 +318,20 @@ def _holds(python: Path, packages: Sequence[str]) -> bool:
     return False
 
 
-def _shebang(script: Path) -> str | None:
-    """The interpreter that a console script names."""
-    line = (_text(script, 512) or "").partition("\n")[0]
-    program = line[2:].strip() if line.startswith("#!") else ""
-    return program if program.startswith("/") and is_python(program) else None
+def _shebang(script: Path, environ: Mapping[str, str]) -> str | None:
+    """The interpreter that a console script names: directly, through ``env``, or through a shell.
+
+    Installers write the last where the interpreter's path is too long for a first line, or holds blanks.
+    """
+    lines = (procfs.read_text(script, 2048) or "").split("\n")
+    words = lines[0][2:].split() if lines[0].startswith("#!") else []
+    program: str | None = " ".join(words)
+    if len(words) == 2 and words[0].endswith("/env") and is_python(words[1]):
+        program = shutil.which(words[1], path=environ.get("PATH", os.defpath))
+    elif words == ["/bin/sh"] and len(lines) > 1:
+        match = re.match(r"\'\'\'exec\' (?:\"([^\"]+)\"|(\S+)) ", lines[1])
+        program = (match[1] or match[2]) if match else None
+    return program if program is not None and program.startswith("/") and is_python(program) else None
 
 
 # -- the finder -------------------------------------------------------------------------------------
@@ -394,6 +371,8 @@ class TargetFinder:
         self._found: Target | None = None
         self._found_at = 0.0
         self._search: asyncio.Task[Target] | None = None
+        self._started: tuple[int, int, float] | None = None
+        self._launch_files = LaunchFiles()
 
     async def find(self) -> Target:
         """The server as it is now. Never raises for a server that is absent or may not be read.
@@ -431,33 +410,103 @@ class TargetFinder:
     # -- a launch that has not happened yet
 
     def _preflight(self) -> Target:
-        launch = parse_launch(self._settings.launch)
-        environ = {**self._environ, **launch.environ}
-        interpreter = self._set_by_hand() or self._named_by(launch, environ) or self._search_image(environ)
+        own = _own_folder()
+        root = self._settings.server_root
+        outside = Outside(
+            environ=self._environ,
+            cwd=own,
+            is_absent=lambda path: root is None and not os.path.lexists(path),
+            is_folder=lambda path: _may_be_entered((root or "") + path),
+            # A file of another root may be a link out of it.
+            read=_script_text if root is None else lambda _: None,
+        )
+        launch = parse_launch(self._settings.launch, self._config_reader(own), outside)
+        options = self._options_of(launch)
+        environ, unseen = launch.environ, _heeded(launch.unseen, options)
+        by_hand = self._set_by_hand()
+        cwd_on_path = _module_launch(launch, environ, options)
+        doubt = self._unread(launch, unseen, cwd_on_path=cwd_on_path is True)
+        # Where its packages are is the operator's word then; how it finds them is not seen all the same.
+        unread = None if by_hand is not None or root is not None else doubt
+        interpreter = by_hand if by_hand is not None or unread is not None else self._launched_by(launch)
+        known = doubt is None
+        why = "A launch is judged before it happens: it would run right here."
+        if launch.limits:
+            why += " It sets limits (ulimit) that nothing here has, so no import stands for its own."
+        if launch.depends:
+            why += f" The server is started only if what is in front of it lets it: {', '.join(launch.depends)}."
         return Target(
             url=self._settings.server_url,
             url_source=self._url_source(),
             scope=Scope.SERVER,
             python=interpreter.path if interpreter else None,
-            python_source=interpreter.source if interpreter else "not-found",
-            root=self._settings.server_root,
+            python_source=interpreter.source if interpreter else self._unnamed_source(),
+            root=root,
+            cwd=launch.cwd,
+            cwd_on_path=cwd_on_path,
+            script=leading_script(options, launch.cwd),
+            python_flags=options.flags,
             launch=launch.flags,
             launch_source=PREFLIGHT,
-            environ=environ,
-            why="A launch is judged before it happens: it would run right here.",
+            notes=launch.notes,
+            environ=environ if known else None,
+            environ_missing=None if known and not any(map(may_matter, unseen)) else SET_BY_LAUNCH,
+            unseen=unseen,
+            unread=unread,
+            limited=launch.limits,
+            far=launch.loss is not None and launch.loss.token == FAR,
+            why=why if unread is None else f"{why} {unread}",
         )
 
-    def _named_by(self, launch: LaunchArguments, environ: Mapping[str, str]) -> _Interpreter | None:
-        if launch.program is None:
-            return None
+    def _unread(self, launch: LaunchArguments, unseen: frozenset[str], *, cwd_on_path: bool) -> str | None:
+        """Why the environment of a launch is not known well enough to be read, as a sentence; None where it is."""
+        if launch.loss is not None:
+            return f"The server's environment is not seen: {launch.loss.sentence}"
+        program = launch.program or ""
+        refused = python_options(launch.options).refused if is_python(program) else None
+        if refused is not None:
+            reached = f"It is not certain that the server is reached: with {refused} Python does not run it."
+            return f"The server's environment is not seen: {reached}"
+        deciding = {name for name in unseen if name in _FINDING}
+        if launch.program is not None and "/" not in program and "PATH" in unseen:
+            deciding.add("PATH")
+        if deciding:
+            names = ", ".join(sorted(deciding))
+            return f"The server's environment is not seen: the launch sets {names} to what only its shell knows."
+        path = [*launch.environ.get("PYTHONPATH", "/").split(":"), *([program] if "/" in program else ["/"])]
+        relative = cwd_on_path or any(not entry.startswith("/") for entry in path)
+        if launch.cwd is None and relative:
+            return "The server's environment is not seen: the folder that the launch goes to is not known."
+        return None
+
+    def _unnamed_source(self) -> str:
+        """What is said of an interpreter that nothing names."""
+        return "not-found" if self._settings.server_root is None else _LEFT_TO_READER
+
+    def _launched_by(self, launch: LaunchArguments) -> _Interpreter | None:
+        if self._settings.server_root is None:
+            return self._named_by(launch) or self._search_image(launch.environ)
         program = launch.program
-        if "/" not in program:
-            program = shutil.which(program, path=environ.get("PATH", os.defpath)) or program
-        if "/" in program:
-            program = os.path.abspath(program)  # noqa: PTH100 - Path.resolve would follow a virtual environment's link
+        if program is not None and program.startswith("/") and is_python(program):
+            return _Interpreter(path=program, source="launch-command")
+        # A bare name, a console script or a relative path means a file inside the root, and this machine's own PATH
+        # and files say nothing of it: the reader, which cannot be led out of the root, looks for it there.
+        return None
+
+    def _options_of(self, launch: LaunchArguments) -> PythonOptions:
+        """How the interpreter of a launch is started; the kernel starts a console script's with the script."""
+        if launch.program is None or is_python(launch.program):
+            return python_options(launch.options)
+        program = _program_of(launch) if self._settings.server_root is None else None
+        return PythonOptions(script=program if program is not None and program.startswith("/") else None)
+
+    def _named_by(self, launch: LaunchArguments) -> _Interpreter | None:
+        program = _program_of(launch)
+        if program is None:
+            return None
         if is_python(program):
             return _Interpreter(path=program, source="launch-command")
-        interpreter = _shebang(Path(program))
+        interpreter = _shebang(Path(program), launch.environ)
         return _Interpreter(path=interpreter, source="launch-command") if interpreter else None
 
     # -- a running server
@@ -467,20 +516,20 @@ class TargetFinder:
         pattern = re.compile(self._settings.server_pattern) if self._settings.server_pattern else None
         found: dict[int, _Process] = {}
         parents: dict[int, int] = {}
-        own = int(_link(self.proc / "self") or os.getpid())
-        for pid in self._pids():
+        own = int(procfs.read_link(self.proc / "self") or os.getpid())
+        for pid in procfs.pids(self.proc):
             if self._settings.server_pid not in {None, pid}:
                 continue
-            status = _stat(self.proc, pid)
-            if status is None:
+            stat = procfs.process_stat(self.proc, pid)
+            if stat is None:
                 continue
-            parents[pid] = status[0]
-            argv = _argv(self.proc, pid)
+            parents[pid] = stat.parent
+            argv = () if stat.ended else procfs.command_line(self.proc, pid)
             if pid == own or not argv or not argv[0]:
                 continue
             form = self._form(pid, argv, pattern)
             if form is not None:
-                found[pid] = _Process(pid=pid, argv=argv, parent=status[0], started_ticks=status[1], form=form)
+                found[pid] = _Process(pid=pid, argv=argv, parent=stat.parent, stat=stat, form=form)
         # A process that is about to become something else still shows its parent's command line.
         return [process for process in found.values() if not _descends(process.pid, parents, {*found, own})]
 
@@ -495,16 +544,9 @@ class TargetFinder:
         # The pattern both narrows the choice and adds programs that embed the engine; their children and the
         # shells around them carry the same words.
         renamed_child = form is None and argv[0].startswith("sglang::")
-        if renamed_child or is_shell(argv[0]) or pattern.search(" ".join(argv)) is None:
+        if renamed_child or is_shell(argv[0]) or pattern.search(" ".join(argv)[:_PATTERN_LIMIT]) is None:
             return None
         return form or LaunchForm.OTHER
-
-    def _pids(self) -> Iterator[int]:
-        try:
-            names = [entry.name for entry in self.proc.iterdir()]
-        except OSError:
-            return
-        yield from sorted(int(name) for name in names if name.isdecimal())
 
     def _choose(self, found: list[_Process]) -> tuple[_Process | None, tuple[int, ...], str]:
         """(the server's main process, candidates when there is no choice, why)."""
@@ -513,21 +555,54 @@ class TargetFinder:
             for process in found:
                 if process.pid == settings.server_pid:
                     return process, (), f"Process {process.pid} is set by server_pid."
+            stat = procfs.process_stat(self.proc, settings.server_pid)
+            if stat is not None and stat.ended:
+                return None, (), f"Process {settings.server_pid}, which server_pid names, has ended (it is a zombie)."
             return None, (), f"server_pid is {settings.server_pid}, but there is no such process."
         if not found:
             what = "matches server_pattern" if settings.server_pattern else "looks like an SGLang server"
             return None, (), f"No process that can be seen {what}."
         if "server_url" in settings.explicit:
-            url = urlsplit(settings.server_url)
-            port = url.port or (443 if url.scheme == "https" else 80)
-            matching = [process for process in found if port in self._ports(process)]
-            if len(matching) == 1:
-                return matching[0], (), f"Process {matching[0].pid} listens on the port of server_url ({port})."
+            return self._choose_by_port(found)
         if len(found) == 1:
             return found[0], (), f"Process {found[0].pid} is the only SGLang server that can be seen."
         pids = tuple(process.pid for process in found)
-        listed = ", ".join(map(str, pids))
-        return None, pids, f"Several SGLang servers can be seen (processes {listed}) and none is chosen."
+        return None, pids, f"Several SGLang servers can be seen (processes {_listed(found)}) and none is chosen."
+
+    def _choose_by_port(self, found: list[_Process]) -> tuple[_Process | None, tuple[int, ...], str]:
+        """Choose the process that may be at the port of a configured ``server_url``; none rather than another server.
+
+        What one server is and another answers would make faults that neither has.
+        """
+        url = urlsplit(self._settings.server_url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        ports = {process.pid: self._ports(process) for process in found}
+        serving = [process for process in found if port in ports[process.pid]]
+        if len(serving) == 1:
+            return serving[0], (), f"Process {serving[0].pid} listens on the port of server_url ({port})."
+        # One that is starting shows no port yet where its flags do not settle it.
+        possible = serving or [process for process in found if not ports[process.pid]]
+        if not possible and self._settings.server_pattern is not None:
+            # A port may be mapped or lie behind a proxy: then the pattern is how its process is named.
+            possible = [process for process in found if not self._is_reached(process, url.hostname or "")]
+        if len(possible) == 1:
+            pid = possible[0].pid
+            return (
+                possible[0],
+                (),
+                f"Process {pid} is the only visible server that may be at server_url's port ({port}).",
+            )
+        if possible:
+            pids = tuple(process.pid for process in possible)
+            why = f"Several SGLang servers can be seen (processes {_listed(possible)}) and none is chosen."
+            return None, pids, why
+        seen = f"process {found[0].pid} serves" if len(found) == 1 else f"processes {_listed(found)} serve"
+        hint = "If it is reached through a proxy, name its process with server_pid or server_pattern."
+        return None, (), f"No visible SGLang server is at the port of server_url ({port}): {seen} elsewhere. {hint}"
+
+    def _is_reached(self, process: _Process, host: str) -> bool:
+        """Whether a process would answer at its own port of that host: nothing in between changes the port."""
+        return is_local(host) and self._shares(self.proc / str(process.pid), "net") is True
 
     def _ports(self, process: _Process) -> set[int]:
         """The ports that a process may serve on: the one that its flags settle, else those it listens on."""
@@ -553,12 +628,16 @@ class TargetFinder:
 
     def _running(self, process: _Process, candidates: tuple[int, ...], why: str) -> Target:
         folder = self.proc / str(process.pid)
-        launch = parse_launch(process.argv)
-        environ, environ_missing = _environ(self.proc, process.pid)
-        same_files, root, root_why = self._root_of(folder)
+        environ, environ_missing = procfs.environment(self.proc, process.pid)
+        same_files, root, root_why = self._root_of(folder, process.pid)
+        cwd = _folder_of(procfs.read_link(folder / "cwd"), procfs.read_link(folder / "root"))
+        uid = _user(self.proc, process.pid)
+        # A file of the server is looked at only where its files are ours.
+        reader = self._config_reader(cwd, uid) if same_files and root is None and uid is not None else None
+        launch = parse_launch(process.argv, reader)
         url, url_source = self._address(process, launch.flags)
         by_hand = self._set_by_hand()
-        theirs = self._interpreter_of(process, environ) if root is None else self._named_in(process, environ)
+        theirs = self._interpreter_of(process, environ, cwd) if root is None else self._named_in(process, environ, cwd)
         here = None
         if by_hand is None and not same_files:
             here = self._in_image(theirs, _on_path(process.argv[0], environ))
@@ -578,7 +657,6 @@ class TargetFinder:
         else:
             interpreter = self._search_unless_own()
             scope, scope_why = (Scope.IMAGE if interpreter else Scope.SELF), root_why
-        boot = _boot_time(self.proc)
         return Target(
             url=url,
             url_source=url_source,
@@ -586,47 +664,74 @@ class TargetFinder:
             python=interpreter.path if interpreter else None,
             python_source=interpreter.source if interpreter else _LEFT_TO_READER if root else "not-found",
             root=root,
+            # Another container's folder says nothing of the files here.
+            cwd=cwd if scope is Scope.SERVER else None,
+            cwd_on_path=_imports_from_cwd(process.argv, environ),
+            script=leading_script(_options(process.argv), cwd) if scope is Scope.SERVER else None,
+            python_flags=_options(process.argv).flags,
             pid=process.pid,
-            uid=_user(self.proc, process.pid),
-            create_time=None if boot is None else boot + process.started_ticks / os.sysconf("SC_CLK_TCK"),
+            uid=uid,
+            create_time=self._create_time(process),
             # A renamed process shows a title where its flags were: nothing is known of them.
             launch={} if process.argv[0].startswith("sglang::") else launch.flags,
             launch_source=None if process.argv[0].startswith("sglang::") else RUNNING,
+            notes=None if process.argv[0].startswith("sglang::") else launch.notes,
             environ=environ,
             environ_missing=environ_missing,
             candidates=candidates,
-            why=f"{why} Scope {scope.value}: {scope_why}.",
+            why=f"{why} Scope {scope.value}: {scope_why}.{_about_config(launch.notes.config)}",
         )
+
+    def _config_reader(self, folder: str | None, uid: int | None = None) -> ReadConfig | None:
+        """What reads the file of a ``--config`` flag, for the user who gave it; None below a root that is set."""
+        if self._settings.server_root is not None:
+            return None
+        return lambda path: self._launch_files.read(path, folder, uid)
+
+    def _create_time(self, process: _Process) -> float | None:
+        """When a process started; the same number for one process, since it tells processes apart.
+
+        The kernel derives the time of boot from the clock, which is adjusted by fractions of a second all the time.
+        """
+        started = procfs.start_time(self.proc, process.stat)
+        same, known = (process.pid, process.stat.started_ticks), self._started
+        if started is not None and known is not None and known[:2] == same and abs(known[2] - started) <= _CLOCK_JITTER:
+            return known[2]
+        self._started = None if started is None else (*same, started)
+        return started
 
     def _shares(self, folder: Path, namespace: str) -> bool | None:
         """Whether a process is in the agent's own namespace of that kind; None when that may not be read."""
-        theirs = _link(folder / "ns" / namespace)
-        ours = _link(self.proc / "self" / "ns" / namespace)
+        theirs = procfs.read_link(folder / "ns" / namespace)
+        ours = procfs.read_link(self.proc / "self" / "ns" / namespace)
         return None if theirs is None or ours is None else theirs == ours
 
-    def _root_of(self, folder: Path) -> tuple[bool, str | None, str]:
+    def _root_of(self, folder: Path, pid: int) -> tuple[bool, str | None, str]:
         """(it runs on the very files that we see, its root when that is another and may be entered, why)."""
         files = self._shares(folder, "mnt")
         if files is None:
-            return False, None, "its namespaces may not be read (needs its user id, or uid 0 with SYS_PTRACE)"
-        changed_root = (_link(folder / "root") or "/") != "/"
+            return False, None, f"its namespaces may not be read: {_why_denied(self.proc, pid, 'ns/mnt')}"
+        changed_root = (procfs.read_link(folder / "root") or "/") != "/"
         if files and not changed_root:
             if self._shares(folder, "pid") is False:
                 return False, None, "it shares our files but not our process namespace"
             return True, None, "it runs in our own mount and process namespaces"
         # Not entered here: whatever lies behind it may block for as long as its server pleases.
-        if _link(folder / "root") is None:
-            return False, None, "its files are others than ours and may not be read"
+        if procfs.read_link(folder / "root") is None:
+            why = _why_denied(self.proc, pid, "root")
+            return False, None, f"its files are others than ours and may not be read: {why}"
         return False, str(folder / "root"), "its own files are read through its root"
 
-    def _interpreter_of(self, process: _Process, environ: Mapping[str, str] | None) -> _Interpreter | None:
+    def _interpreter_of(
+        self, process: _Process, environ: Mapping[str, str] | None, cwd: str | None
+    ) -> _Interpreter | None:
         """The interpreter that a process on our own files was started with, as it was named.
 
         Never the ``exe`` link first: it shows the base interpreter, which does not reveal a virtual environment.
         """
         program = process.argv[0]
-        if is_python(program) and program.startswith("/"):
-            return _Interpreter(path=program, source="argv0")
+        if (named_path := _from_cwd(program, cwd)) is not None:
+            return _Interpreter(path=named_path, source="argv0")
         for path in _on_path(program, environ):
             if os.path.lexists(path):
                 return _Interpreter(path=path, source="server-path")
@@ -636,20 +741,20 @@ class TargetFinder:
         mapped = self._mapped_prefix(process.pid)
         if mapped is not None and os.path.lexists(f"{mapped}/bin/python3"):
             return _Interpreter(path=f"{mapped}/bin/python3", source="maps")
-        executable = _link(self.proc / str(process.pid) / "exe")
+        executable = procfs.read_link(self.proc / str(process.pid) / "exe")
         if executable is not None and is_python(executable):
             return _Interpreter(path=executable, source="exe")
         return None
 
-    def _named_in(self, process: _Process, environ: Mapping[str, str] | None) -> _Interpreter | None:
+    def _named_in(self, process: _Process, environ: Mapping[str, str] | None, cwd: str | None) -> _Interpreter | None:
         """The interpreter of a process on other files than ours, as far as names alone settle it.
 
         No path below that root is looked at: only the reader, a child with a deadline, resolves paths inside it.
         None leaves the search to the reader, which is better than a base interpreter without its environment.
         """
         program = process.argv[0]
-        if is_python(program) and program.startswith("/"):
-            return _Interpreter(path=program, source="argv0")
+        if (named_path := _from_cwd(program, cwd)) is not None:
+            return _Interpreter(path=named_path, source="argv0")
         mapped = self._mapped_prefix(process.pid)
         if mapped is not None:
             return _Interpreter(path=f"{mapped}/bin/python3", source="maps")
@@ -657,7 +762,7 @@ class TargetFinder:
         virtual = (environ or {}).get("VIRTUAL_ENV", "")
         if virtual.startswith("/") and (not named or f"{virtual}/bin/{program}" in named):
             return _Interpreter(path=f"{virtual}/bin/python", source="virtual-env")
-        executable = _link(self.proc / str(process.pid) / "exe")
+        executable = procfs.read_link(self.proc / str(process.pid) / "exe")
         # In the first folder of the search path no virtual environment can have come before it.
         if executable and is_python(executable) and named and _folder(executable) == _folder(named[0]):
             return _Interpreter(path=executable, source="exe")
@@ -665,7 +770,7 @@ class TargetFinder:
 
     def _mapped_prefix(self, pid: int) -> str | None:
         """The prefix of the environment whose kernels a process has mapped."""
-        maps = _text(self.proc / str(pid) / "maps", _MAPS_LIMIT) or ""
+        maps = procfs.read_text(self.proc / str(pid) / "maps", _MAPS_LIMIT) or ""
         match = re.search(r" (/\S*)/lib/python3\.\d+/site-packages/(?:sgl_kernel|torch)/", maps)
         return match.group(1) if match else None
 
@@ -685,7 +790,7 @@ class TargetFinder:
             url_source=self._url_source(),
             scope=scope,
             python=interpreter.path if interpreter else None,
-            python_source=interpreter.source if interpreter else "not-found",
+            python_source=interpreter.source if interpreter else self._unnamed_source(),
             root=root,
             environ_missing="no-process" if self._standing.processes is Processes.SHARED else "processes-hidden",
             candidates=candidates,
@@ -735,6 +840,16 @@ class TargetFinder:
                 return _Interpreter(path=str(shown), source="own-environment" if own else source)
         return None
 
+    def with_sglang(self, target: Target) -> str | None:
+        """An interpreter of this image, another than the target's, that has SGLang beside it."""
+        if target.root is not None:
+            return None
+        for path, _ in self._candidates({**self._environ, **(target.environ or {})}):
+            shown = str("/" / path.relative_to(self._filesystem)) if self._filesystem != Path("/") else str(path)
+            if shown != target.python and _is_executable(path) and _holds(path, ("sglang",)):
+                return shown
+        return None
+
     def _candidates(self, environ: Mapping[str, str]) -> Iterable[tuple[Path, str]]:
         root = self._filesystem
         if virtual := environ.get("VIRTUAL_ENV"):
@@ -753,6 +868,104 @@ class TargetFinder:
                     yield root / folder.lstrip("/") / name, "path"
         for folder in ("usr/local/bin", "usr/bin"):
             yield root / folder / "python3", "well-known-path"
+
+
+def _listed(processes: Iterable[_Process]) -> str:
+    return ", ".join(str(process.pid) for process in processes)
+
+
+def _about_config(found: str | None) -> str:
+    """What became of a configuration file, as a further sentence where its flags are not known."""
+    return "" if found in {None, "read", "ignored"} else f" Its configuration file is not known ({found})."
+
+
+def _program_of(launch: LaunchArguments) -> str | None:
+    """The path of the program of a launch, its bare name where it is not found; None where none is known."""
+    if launch.program is None or OPEN in launch.program:
+        return None
+    program, cwd = launch.program, launch.cwd or "/"
+    if "/" not in program:
+        folders = launch.environ.get("PATH", os.defpath).split(":")
+        found = shutil.which(program, path=":".join(str(Path(cwd, folder)) for folder in folders))
+        return found or program
+    path = Path(cwd, program)
+    if ".." in path.parts:
+        # The kernel goes up from where a link leads to.
+        return str(Path(os.path.realpath(path.parent), path.name))
+    # Links stay: that of a virtual environment tells it.
+    return os.path.normpath(path)
+
+
+def _may_be_entered(path: str) -> bool:
+    try:
+        return os.path.isdir(path) and os.access(path, os.X_OK)  # noqa: PTH112 - the answer is about a text
+    except (OSError, ValueError):
+        return False
+
+
+def _script_text(path: str) -> str | None:
+    """The text of a file that a shell of a launch reads commands from; only of a regular one of modest size."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except (OSError, ValueError):
+        return None
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            content = file.read(_SCRIPT_LIMIT + 1)
+        return content.decode() if len(content) <= _SCRIPT_LIMIT else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _heeded(unseen: frozenset[str], options: PythonOptions) -> frozenset[str]:
+    """Those of the variables that a program may take notice of: not a shell's own, nor what Python is to ignore."""
+    return (frozenset(without_ignored(dict.fromkeys(unseen, ""), options.flags)) & unseen) - _OF_SHELLS
+
+
+def variables(target: Target, *names: str) -> Mapping[str, str] | None:
+    """The server's variables, where they are known as far as these names go: one that is not there is not set."""
+    return target.environ if target.unseen.isdisjoint(names) else None
+
+
+def _own_folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return None
+
+
+def _module_launch(launch: LaunchArguments, environ: Mapping[str, str], options: PythonOptions) -> bool | None:
+    """Whether a launch to come puts its working folder on the import path; None where its form does not tell."""
+    if launch.form is LaunchForm.CONSOLE_SCRIPT:
+        return False
+    if launch.form is LaunchForm.MODULE and options != PythonOptions():
+        return leads_with_cwd(options, environ)
+    if environ.get("PYTHONSAFEPATH"):
+        return False
+    return True if launch.form is LaunchForm.MODULE else None
+
+
+def _from_cwd(program: str, cwd: str | None) -> str | None:
+    """The path of an interpreter that was started by a path: absolute, or relative to its working folder."""
+    if not is_python(program) or "/" not in program:
+        return None
+    if program.startswith("/"):
+        return program
+    return None if cwd is None else f"{cwd.rstrip('/')}/{program.removeprefix('./')}"
+
+
+def _why_denied(proc: Path, pid: int, field: str) -> str:
+    """Why a link of a process may not be read, and what would allow it."""
+    try:
+        (proc / str(pid) / field).readlink()
+    except OSError as error:
+        reason = procfs.denial(proc, pid, field, error)
+    else:
+        reason = Denial.UNREADABLE  # it could not be read a moment ago
+    # The remedy is a sentence of its own and this one goes on behind it.
+    return f"{reason.sentence}. {reason.remedy}".strip().rstrip(".")
 
 
 def _folder(path: str) -> str:

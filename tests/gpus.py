@@ -7,7 +7,7 @@ from typing import Any
 
 from sidecar.config import Settings
 from sidecar.gpuset import GpuSet, GpuSource, Member
-from sidecar.launchargs import INCOMPLETE
+from sidecar.launch.args import INCOMPLETE
 from sidecar.model import Placement, Processes, Scope, Standing, Target
 from sidecar.nvml.reading import GpuReading, NvmlReading, PcieLink, RemappedRows
 from sidecar.probes.driver.facts import DriverFacts, DriverMemory

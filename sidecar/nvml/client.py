@@ -11,15 +11,16 @@ import contextlib
 import importlib.util
 import re
 import signal
+import site
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sidecar.isolation import Child, Isolation, child_environment, signal_name
+from sidecar.childenv import child_environment
+from sidecar.isolation import Child, Isolation, signal_name
 from sidecar.model import ProbeCrash, ProbeTimeout
 from sidecar.nvml.reading import GpuReading, MigDevice, NvmlReading, PcieLink, RemappedRows, XidCount
 
@@ -45,6 +46,10 @@ _FRESH_AFTER_MISSING = 6
 _LIBRARY_NOT_FOUND = 12
 _CLOSE_WAIT = 0.5
 """Seconds that closing gives a round in progress to notice its worker's end."""
+_UNREADABLE = (AssertionError, AttributeError, KeyError, TypeError, ValueError)
+"""What is raised over an answer that lacks something or has another shape."""
+_MOST_GPUS = 1024
+"""What no machine has: a larger number of GPUs is none."""
 _EVENTS = -1
 """Stands for the event set among what can be left out; GPUs count from 0."""
 
@@ -104,12 +109,14 @@ class NvmlClient:
         init_patience: float = _INIT_PATIENCE,
         slow_every: float | None = None,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """``binding`` is the folder that holds ``pynvml``, by default the agent's own.
 
         ``oneshot`` ends the worker after each round, so that ``/dev/nvidiactl`` is not held open in between; Xid
         events cannot be had then. ``init_patience`` is how many seconds opening NVML may take, ``slow_every`` for
-        how many the worker keeps facts that rarely change (its own default if None), ``now`` epoch seconds.
+        how many the worker keeps facts that rarely change (its own default if None), ``now`` epoch seconds,
+        ``monotonic`` those of a clock that never goes back.
         """
         self._isolation = isolation
         self._environ = dict(environ)
@@ -120,6 +127,7 @@ class NvmlClient:
         self._init_patience = init_patience
         self._slow_every = slow_every
         self._now = now
+        self._monotonic = monotonic
         self._turn = asyncio.Lock()
         self._worker: Child | None = None
         self._exchange: _Exchange | None = None
@@ -145,7 +153,7 @@ class NvmlClient:
 
     @property
     def latest_at(self) -> float | None:
-        """When `latest` was found, in epoch seconds."""
+        """When `latest` was found, in monotonic seconds: its age must not follow a clock that is set anew."""
         return self._latest_at
 
     async def round(self, deadline: float) -> NvmlReading:
@@ -179,13 +187,20 @@ class NvmlClient:
                 else:
                     self._let_go()
                     raise
+            except _UNREADABLE as error:
+                self._let_go()
+                raise _nonsense(error) from error
             except BaseException:
                 # Also on cancellation: a worker whose answer nobody took would give it to the next round.
                 self._let_go()
                 raise
             if self._oneshot:
                 await self._retire()
-            return self._reading(found)
+            try:
+                return self._reading(found)
+            except _UNREADABLE as error:
+                self._let_go()
+                raise _nonsense(error) from error
 
     async def close(self) -> None:
         """End the worker. No child that can be killed is left afterwards; a round in progress fails."""
@@ -365,6 +380,8 @@ class NvmlClient:
                 exchange.call, exchange.gpu, exchange.called = str(line["at"]), line.get("gpu"), exchange.heard
             elif "head" in line:
                 exchange.head = line["head"]
+                if not 0 <= (line["head"]["count"] or 0) <= _MOST_GPUS:
+                    raise ValueError(line["head"]["count"])
             elif "gpu" in line:
                 index = line["gpu"]["index"]
                 exchange.gpus[index] = line["gpu"]
@@ -441,7 +458,7 @@ class NvmlClient:
         )
         self._succeeded = self._succeeded or reading.code == 0
         self._missing = self._missing + 1 if reading.code == _LIBRARY_NOT_FOUND else 0
-        self._latest, self._latest_at = reading, self._now()
+        self._latest, self._latest_at = reading, self._monotonic()
         return reading
 
     def _watched(self, found: _Exchange) -> tuple[bool | None, Mapping[str, int | str]]:
@@ -478,6 +495,11 @@ class NvmlClient:
             elif index in before and before[index].uuid == uuid:
                 gpus.append(before[index])
         return tuple(gpus)
+
+
+def _nonsense(error: Exception) -> ProbeCrash:
+    """Say that a worker does not answer as ours does: the driver's library runs in it and may have damaged it."""
+    return ProbeCrash(f"The NVML worker's answer cannot be read ({type(error).__name__}); a new one is started.")
 
 
 def parse_module(text: str) -> tuple[str | None, str | None]:
@@ -604,9 +626,10 @@ def _find_binding() -> Path | None:
 
     Its own environment first: PYTHONPATH may be the server's, whose copy can be another package's of that name.
     """
-    own = Path(sysconfig.get_path("purelib"))
-    if (own / "pynvml.py").is_file():
-        return own
+    # Not by sysconfig, which loads how this interpreter was built to tell: a quarter of a megabyte, kept for good.
+    for own in map(Path, site.getsitepackages()):
+        if (own / "pynvml.py").is_file():
+            return own
     try:
         spec = importlib.util.find_spec("pynvml")
     except (ImportError, ValueError):

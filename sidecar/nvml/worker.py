@@ -17,8 +17,7 @@ PATH}`` that the NVML library was replaced on disk since it was loaded; the work
 It lives for as long as the agent does, so it imports the standard library and ``pynvml`` only: its memory
 counts. It blocks wherever the driver blocks; the client owns the clock.
 """
-# pathlib would cost this process start-up time and memory for nothing:
-# ruff: noqa: PTH116, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH116, PTH118, PTH120, PTH123, PTH208 - pathlib would cost this process time and memory for nothing
 
 from __future__ import annotations
 
@@ -640,7 +639,30 @@ def load_binding(folder: str | None) -> Any:
     """Import ``pynvml``, from ``folder`` if given. Raises whatever that import raises."""
     if folder is not None:
         sys.path.insert(0, folder)
+    defer_find_library()
     return importlib.import_module("pynvml")
+
+
+def defer_find_library() -> None:
+    """Have ``ctypes.util`` loaded when it is used, not when it is imported.
+
+    The binding imports it for Windows. With it come tempfile, shutil, subprocess and what these need: 2 MB, an eighth
+    of this process.
+    """
+    name = "ctypes.util"
+    if name in sys.modules:
+        return
+    import ctypes  # the binding loads it in any case
+
+    deferred = type(sys)(name, "Stands for the module of this name until somebody looks for a library.")
+
+    def find_library(library: str) -> str | None:
+        if sys.modules.get(name) is deferred:
+            del sys.modules[name]
+        return importlib.import_module(name).find_library(library)  # type: ignore[no-any-return]
+
+    deferred.find_library = find_library  # type: ignore[attr-defined]
+    sys.modules[name] = ctypes.util = deferred  # type: ignore[attr-defined]
 
 
 def serve(descriptor: int, *, binding: str | None, proc: str, dev: str, slow_every: float = SLOW_EVERY) -> None:

@@ -338,7 +338,7 @@ async def test_oneshot_leaves_nothing_behind(make: MakeClient, scenario: Scenari
 
 async def test_latest(make: MakeClient, scenario: Scenario) -> None:
     """The last reading and its time are kept, also over rounds that were not answered."""
-    client = make(now=lambda: 1234.5, init_patience=0)
+    client = make(monotonic=lambda: 1234.5, init_patience=0)
     assert (client.latest, client.latest_at) == (None, None)
     reading = await client.round(GENEROUS)
     assert client.latest is reading

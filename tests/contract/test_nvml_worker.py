@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -474,3 +476,23 @@ async def test_close_leaves_no_child(make: MakeClient, scenario: Scenario) -> No
     assert workers() == []
     with pytest.raises(ProbeCrash):
         await task
+
+
+def test_the_worker_loads_no_more_than_it_needs() -> None:
+    """Its memory counts once per replica. What the binding imports without use is loaded when it is used."""
+    program = (
+        "import sys\n"
+        "sys.path.append(sys.argv[1])\n"
+        "import worker\n"
+        "worker.load_binding(sys.argv[2])\n"
+        "print(*sys.modules)\n"
+        "import ctypes.util\n"
+        "print(ctypes.util.find_library('no-such-library'), ctypes.util.__file__)\n"
+    )
+    folder = Path(__file__).parents[2] / "sidecar/nvml"
+    arguments = [sys.executable, "-I", "-S", "-c", program, str(folder), str(Path(pynvml.__file__).parent)]
+    modules, found = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert {"asyncio", "pathlib", "random", "shutil", "subprocess", "tempfile", "typing"}.isdisjoint(modules.split())
+    assert "pynvml" in modules.split()
+    assert found.startswith("None ")
+    assert found.endswith("util.py")

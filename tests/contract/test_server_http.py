@@ -13,14 +13,18 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from sidecar.config import Settings
-from sidecar.model import Answer, Feature, Phase, Placement, Processes, Scope, Skip, Standing, Target
+from sidecar.environment import Environment
+from sidecar.isolation import Isolation
+from sidecar.model import Answer, Feature, Phase, Placement, Processes, Scope, Standing, Target
 from sidecar.probes import attention, server
+from sidecar.processes import ProcessReader
 from sidecar.serverinfo import KEY_PROBLEMS, PROBLEMS, ServerClient
 from sidecar.target import PREFLIGHT
 from tests.fakes.sglang import (
@@ -34,6 +38,8 @@ from tests.fakes.sglang import (
     raw,
     serve,
 )
+from tests.fakes.sources import Sources
+from tests.gpus import reading
 
 HYBRID = "0.5.16-h200-fa4-fa3-hybrid"
 
@@ -74,11 +80,15 @@ class Services:
     clock: Clock
     targets: Targets
     server: ServerClient
+    processes: ProcessReader
+    environment: Environment
+    nvml: SimpleNamespace
     standing: Standing = field(
         default_factory=lambda: Standing(
             placement=Placement.CONTAINER, placement_why="", processes=Processes.HIDDEN, processes_why=""
         )
     )
+    memory: dict[str, object] = field(default_factory=dict)
 
 
 def target(url: str, **more: Any) -> Target:
@@ -98,7 +108,12 @@ async def _make(tmp_path: Path) -> AsyncIterator[Make]:
         settings = settings or Settings(deadlines={"server": 30.0})
         client = ServerClient(settings, clock, proc=proc)
         made.append(client)
-        return Services(settings, clock, Targets(target(url, **more), tmp_path), client)
+        processes = ProcessReader(clock, proc=tmp_path)
+        # No interpreter is named, so no child is started, and no GPU is there.
+        environment = Sources(Isolation(), clock, settings).environment
+        nvml = SimpleNamespace(latest=reading(), latest_at=clock.monotonic())
+        targets = Targets(target(url, **more), tmp_path)
+        return Services(settings, clock, targets, client, processes, environment, nvml)
 
     yield make
     for client in made:
@@ -225,14 +240,14 @@ async def test_a_preflight_asks_nobody(make: Make) -> None:
     assert view.features[Feature.FLASHINFER_MAMBA] is True
 
 
-async def test_attention_is_skipped_where_there_is_nothing_to_look_at(make: Make) -> None:
-    """With neither a server's answer nor flags the probe says that it did not look, instead of "ok"."""
+async def test_attention_of_a_launch_is_read_from_its_flags(make: Make) -> None:
+    """Without a server's information the backends are those that were asked for; without either they are unknown."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(Skip, match="neither"):
-            await collect_attention(make(url))
+        nothing = await collect_attention(make(url))
         seen = await collect_attention(make(url, launch={"attention_backend": "fa3"}, launch_source=PREFLIGHT))
+    assert {phase.version for phase in nothing.phases.values()} == {None}
     assert seen.phases[Phase.PREFILL].version == 3
 
 
@@ -266,6 +281,69 @@ async def test_a_server_with_a_key_is_up_but_says_nothing_without_it(make: Make)
     assert (facts.observation.up, facts.info, server.state(facts)) == (True, None, server.ServerState.UNAUTHORIZED)
     assert facts.info_problem is not None
     assert facts.info_problem.token == "no-key"
+
+
+async def rounds(services: Services, number: int = 10) -> server.ServerFacts:
+    """Half a minute after another."""
+    for _ in range(number):
+        facts = await collect(services)
+        services.clock.now += 30.0
+    return facts
+
+
+async def test_a_server_that_wants_a_key_is_not_asked_in_vain(make: Make) -> None:
+    """Before 0.5.20 /ready is refused like any path: without a key one refusal is left in the log, and no more."""
+    async with serve(FakeSglang(api_key=MARKER)) as fake:
+        facts = await rounds(make(fake.url))
+        assert (fake.refusals, fake.requests.total()) == (1, 10)
+    assert (facts.observation.up, server.state(facts)) == (True, server.ServerState.UNAUTHORIZED)
+    assert facts.info_problem is not None
+    assert facts.info_problem.token == "no-key"
+
+
+@pytest.mark.parametrize(("key", "refusals"), [(MARKER, 1), ("wrong", 3)])
+async def test_the_key_is_used_where_ready_is_refused(make: Make, tmp_path: Path, key: str, refusals: int) -> None:
+    """A key that fits makes every later round quiet; one that does not is not tried again and again."""
+    path = tmp_path / "key"
+    path.write_text(key)
+    settings = Settings(server_key_file=str(path), deadlines={"server": 30.0})
+    async with serve(FakeSglang(api_key=MARKER)) as fake:
+        facts = await rounds(make(fake.url, settings=settings, url_source="setting"))
+        assert fake.refusals == refusals
+        assert fake.requests["/ready"] == 1
+        # One for each round, and once the server's information.
+        assert fake.requests.total() <= 12
+    assert facts.observation.up is True
+    assert (facts.info is not None) is (key == MARKER)
+
+
+async def test_a_key_that_is_refused_is_tried_again_slowly(make: Make) -> None:
+    """Whoever guards only one path, or takes the key away again, is noticed within minutes, not each round."""
+    async with serve(FakeSglang(api_key=MARKER)) as fake:
+        services = make(fake.url)
+        await rounds(services, 50)
+        assert 2 <= fake.refusals <= 4
+        fake.api_key = None
+        assert (await rounds(services, 22)).info is not None
+
+
+@pytest.mark.parametrize(("version", "path"), [("0.5.19", "/model_info"), ("0.5.20", "/ready")])
+async def test_ready_is_asked_of_releases_that_have_it(make: Make, version: str, path: str) -> None:
+    """A release that is known to lack /ready is not asked for it again, whatever answers there."""
+    async with serve(FakeSglang(ready=503, info={**capture("0.5.16-h200-fa3"), "version": version})) as fake:
+        services = make(fake.url)
+        await collect(services)
+        before = fake.requests[path]
+        await collect(services)
+        assert fake.requests[path] == before + 1
+
+
+async def test_older_releases_have_another_quiet_path(make: Make) -> None:
+    """Before 0.5.6 the model is described at /get_model_info: what does not exist is asked once."""
+    async with serve(FakeSglang(old=True)) as fake:
+        facts = await rounds(make(fake.url))
+        assert fake.requests["/get_model_info"] >= 8
+    assert facts.observation.status == 200
 
 
 async def test_a_key_mounted_later_is_used_at_once(make: Make, tmp_path: Path) -> None:
@@ -569,6 +647,18 @@ async def test_a_certificate_is_verified(make: Make, certificate: tuple[str, str
         (None, "ca-file"),
         (None, "ca-file"),
     ]
+
+
+async def test_without_an_authority_of_its_own_the_systems_are_trusted(
+    make: Make, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SSL_CERT_FILE names them, as everywhere with OpenSSL."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", certificate[0])
+    async with serve(FakeSglang(), tls=context) as fake:
+        facts = await collect(make(fake.url, settings=Settings(deadlines={"server": 30.0})))
+    assert (facts.observation.answer, facts.observation.problem) == (Answer.ACCEPTED, None)
 
 
 async def test_every_problem_that_can_occur_is_declared() -> None:

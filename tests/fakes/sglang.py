@@ -35,6 +35,7 @@ class FakeSglang:
     ``info`` and ``model_info`` are the bodies, ``ready`` the status of ``/ready`` (404 before 0.5.20).
     ``old`` leaves only the paths that releases before 0.5.6 have. ``api_key`` is wanted as SGLang wants it.
     ``special`` replaces the answer of every information path. ``delay`` is in seconds, before any answer.
+    As in SGLang, OPTIONS passes without the key; ``refusals`` counts what did not.
     """
 
     info: Any = field(default_factory=lambda: capture("0.5.16-h200-fa3"))
@@ -47,15 +48,19 @@ class FakeSglang:
     url: str = ""
     requests: Counter[str] = field(default_factory=Counter)
     authorizations: list[str | None] = field(default_factory=list)
+    refusals: int = 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.requests[request.path] += 1
         self.authorizations.append(request.headers.get("Authorization"))
         await asyncio.sleep(self.delay)
-        if request.path == "/ready":
+        if request.method == "OPTIONS":
+            return web.Response(text="OK")
+        if request.path == "/ready" and self.ready != 404:
             return web.Response(status=self.ready)
         paths = {"/get_server_info", "/get_model_info"} | (set() if self.old else {"/server_info", "/model_info"})
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            self.refusals += 1
             return web.json_response({"error": "Unauthorized"}, status=401)
         if request.path not in paths:
             return web.json_response({"detail": "Not Found"}, status=404)

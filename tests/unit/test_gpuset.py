@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.config import Settings
 from sidecar.gpuset import CountSource, Expected, GpuSource, Pins, expected_gpus, server_gpus
-from sidecar.launchargs import INCOMPLETE
+from sidecar.launch.args import INCOMPLETE
 from sidecar.model import Placement
 from sidecar.nvml.reading import MigDevice, NvmlReading
 from sidecar.serverinfo import ServerInfo
@@ -166,9 +166,37 @@ def test_an_index_keeps_its_gpu() -> None:
 
 
 def test_a_launch_to_come_takes_what_is_visible() -> None:
-    """In preflight the visible GPUs are the server's, unless its environment says otherwise."""
-    assert found({}, launch_source=PREFLIGHT) == ("preflight", named(*range(8)))
-    assert found({"CUDA_VISIBLE_DEVICES": "4"}, launch_source=PREFLIGHT) == (CUDA, named(4))
+    """A launch to come takes as many of the visible GPUs as its sizes say; those that stay free are not its."""
+    more: dict[str, Any] = {"launch_source": PREFLIGHT, "pid": None, "root": None}
+    assert found({}, launch={}, **more) == ("preflight", named(0))
+    assert found({}, launch={"tp_size": 2, "pp_size": 2}, **more) == ("preflight", named(0, 1, 2, 3))
+    steps = {"tp_size": 2, "base_gpu_id": 3, "gpu_id_step": 2}
+    assert found({}, launch=steps, **more) == ("preflight", named(3, 5))
+    assert found({"CUDA_VISIBLE_DEVICES": "4,6"}, launch={}, **more) == (CUDA, named(4))
+    assert found({"CUDA_VISIBLE_DEVICES": "4"}, **more) == (CUDA, named(4))
+    # Its sizes are in a file that was not read, or one GPU is all there is.
+    assert found({}, **more) == (None, [])
+    assert found({}, one=reading(gpu(0)), **more) == ("preflight", ["GPU-0"])
+
+
+@pytest.mark.parametrize("listed", ["$GPUS", "${GPUS:-0}", "$(GPUS)", "0,$SECOND", "`first-free`"])
+def test_a_variable_that_is_not_resolved_names_no_gpu(listed: str) -> None:
+    """What a shell or Kubernetes puts in later may be any GPU: the set is unknown, not empty."""
+    more: dict[str, Any] = {"launch_source": PREFLIGHT, "pid": None, "root": None, "launch": {}}
+    assert found({"CUDA_VISIBLE_DEVICES": listed}, **more) == (None, [])
+
+
+MIXED = reading(gpu(0), gpu(1, name="NVIDIA RTX PRO 6000", compute_capability="12.0"))
+
+
+@pytest.mark.parametrize("source", [PREFLIGHT, "process"])
+def test_some_of_different_gpus_need_an_order(source: str) -> None:
+    """CUDA counts the fastest GPU first: which of two models one rank takes is known only by PCI address."""
+    more: dict[str, Any] = {"one": MIXED, "launch": {}, "launch_source": source, **HERE}
+    assert found({}, **more) == (None, [])
+    expected = "preflight" if source == PREFLIGHT else "server-sizes"
+    assert found({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **more) == (expected, ["GPU-0"])
+    assert found({}, **more | {"launch": {"tp_size": 2}})[1] == ["GPU-0", "GPU-1"]
 
 
 def test_a_server_takes_as_many_as_it_needs() -> None:

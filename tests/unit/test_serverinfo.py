@@ -12,12 +12,20 @@ from sidecar.serverinfo import PROBLEMS, Problem, ServerInfo, parse_info, public
 from tests.fakes.sglang import CAPTURES, MARKER
 
 RECORDED = sorted(path.parent.name for path in CAPTURES.glob("*/server_info.json"))
-EXPECTED = {
-    "0.5.16": {"device": "cpu", "attention_backend": "torch_native", "mamba_backend": "triton"},
-    "0.5.16-h200-fa3": {"device": "cuda", "attention_backend": "fa3", "mamba_backend": "triton"},
-    "0.5.16-h200-fa4": {"device": "cuda", "attention_backend": "fa4", "mamba_backend": "triton"},
-    "0.5.16-h200-fa4-fa3-hybrid": {
-        "device": "cuda",
+GPU = {"device": "cuda", "sampling_backend": "flashinfer", "disable_cuda_graph": True, "skip_server_warmup": False}
+EXPECTED: dict[str, dict[str, object]] = {
+    "0.5.16": {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "mamba_backend": "triton",
+        "sampling_backend": "pytorch",
+        "disable_cuda_graph": False,
+        "skip_server_warmup": True,
+    },
+    "0.5.16-h200-fa3": GPU | {"attention_backend": "fa3", "mamba_backend": "triton", "skip_server_warmup": True},
+    "0.5.16-h200-fa4": GPU | {"attention_backend": "fa4", "mamba_backend": "triton"},
+    "0.5.16-h200-fa4-fa3-hybrid": GPU
+    | {
         "attention_backend": "fa3",
         "prefill_attention_backend": "fa4",
         "decode_attention_backend": "fa3",
@@ -48,7 +56,12 @@ def test_recorded_answers_are_read_and_their_key_dropped(name: str) -> None:
         page_size=info.page_size if isinstance(info, ServerInfo) else None,
         kv_cache_dtype="auto",
         enable_mamba_cache_stochastic_rounding=False,
-        **EXPECTED[name],  # type: ignore[arg-type]  # all of them are strings
+        mamba_cache_philox_rounds=0,
+        moe_runner_backend="auto",
+        linear_attn_backend="triton",
+        speculative_attention_mode="prefill",
+        enable_deterministic_inference=False,
+        **EXPECTED[name],  # type: ignore[arg-type]  # each has its field's type
     )
     assert MARKER not in repr(info)
     assert (MARKER.encode() in body) is (name == "0.5.16")
@@ -95,6 +108,24 @@ def test_a_value_of_the_wrong_kind_is_left_out(field: str, value: object) -> Non
 
 
 @pytest.mark.parametrize(
+    ("value", "kept"), [(2, 2), ("2", "2"), ("fa2", "fa2"), (True, None), (2.5, None), ("a b", None), ([3], None)]
+)
+def test_a_plugins_version_is_kept_as_number_or_name(value: object, kept: object) -> None:
+    """`fa_impl_ver` is no argument of SGLang's own; a plugin's is read in either shape (sgl-project/sglang#22028)."""
+    for payload in ({"fa_impl_ver": value}, {"internal_states": [{"fa_impl_ver": value}]}):
+        info = parse({"version": "0.5.16"} | payload)
+        assert isinstance(info, ServerInfo)
+        assert info.fa_impl_ver == kept
+
+
+def test_a_flag_as_typed_counts_where_the_scheduler_is_silent() -> None:
+    """Before 0.5.4 the scheduler's view lacks most arguments; what the launcher was given stands at the top."""
+    info = parse({"version": "0.5.2", "sampling_backend": "pytorch", "internal_states": [{"attention_backend": "fa3"}]})
+    assert isinstance(info, ServerInfo)
+    assert (info.sampling_backend, info.attention_backend) == ("pytorch", "fa3")
+
+
+@pytest.mark.parametrize(
     ("body", "token"),
     [
         (b"", "not-json"),
@@ -117,6 +148,29 @@ def test_what_is_no_server_information_is_named(body: bytes, token: str) -> None
     assert problem.token == token
     assert problem.sentence.endswith(".")
     assert token in PROBLEMS
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30) | st.just(MARKER + "!"),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["internal_states", "api_key", "launch_command", *ServerInfo.__dataclass_fields__]), inner
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(JSON.map(json.dumps).map(str.encode))
+def test_arbitrary_information_is_reduced(body: bytes) -> None:
+    """Whatever JSON arrives, each kept value is short and of a plain type, and no key is among them."""
+    info = parse_info(body)
+    assert MARKER not in repr(info)
+    if isinstance(info, ServerInfo):
+        for name in ServerInfo.__dataclass_fields__:
+            value = getattr(info, name)
+            assert value is None or isinstance(value, int) or (isinstance(value, str) and len(value) <= 64)
 
 
 @given(

@@ -24,6 +24,10 @@ SELF = 50
 BOOT = 1_700_000_000
 TICKS = os.sysconf("SC_CLK_TCK")
 MODULE = ("/srv/env/bin/python", "-m", "sglang.launch_server")
+UNREAD = ("--config", "/etc/sglang.yaml")
+"""Flags that leave the rest of them in a file which is not read."""
+LOOPBACK, ANY, ANY6 = "0100007F:1F90", "00000000:1F90", f"{'0' * 32}:1F90"
+"""Port 8080 on three addresses."""
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Machine:
         environ: dict[str, str] | bytes | None = None,
         namespaces: dict[str, str] | None = None,
         root: str = "/",
+        cwd: str | None = None,
         exe: str = "/usr/bin/python3.12",
         maps: str = "",
         state: str = "S",
@@ -70,6 +75,8 @@ class Machine:
         for name in ("mnt", "pid", "net"):
             (folder / "ns" / name).symlink_to((namespaces or {}).get(name, f"{name}:[1]"))
         (folder / "root").symlink_to(root)
+        if cwd is not None:
+            (folder / "cwd").symlink_to(cwd)
         (folder / "exe").symlink_to(exe)
         (folder / "maps").write_text(maps)
         if uids is not None:
@@ -173,21 +180,51 @@ async def test_the_address_follows_the_flags(machine: Machine, flags: list[str],
 async def test_a_configured_address_wins(machine: Machine) -> None:
     """A URL set by hand is used whatever the flags say."""
     machine.process(100, (*MODULE, "--port", "8000"))
-    settings = Settings(server_url="http://proxy:80", explicit=frozenset({"server_url"}))
+    settings = Settings(server_url="http://proxy:80", server_pid=100, explicit=frozenset({"server_url"}))
     target = await machine.find(settings)
     assert (target.url, target.url_source, target.pid) == ("http://proxy:80", "setting", 100)
+
+
+PINNED: dict[str, Any] = {"server_url": "http://127.0.0.1:30000", "explicit": frozenset({"server_url"})}
+
+
+@pytest.mark.parametrize(
+    ("flags", "listens", "pid"),
+    [
+        (("--port", "30001"), (), None),
+        (UNREAD, (ANY,), None),
+        (UNREAD, (), 100),
+        (("--port", "30000"), (), 100),
+        ((), (), 100),
+    ],
+    ids=["flags-elsewhere", "socket-elsewhere", "may-be-it", "flags", "default"],
+)
+async def test_an_address_is_not_paired_with_another_server(
+    machine: Machine, flags: Sequence[str], listens: Sequence[str], pid: int | None
+) -> None:
+    """A visible server that cannot be at the configured port is not taken for the one that answers there, or did."""
+    machine.process(100, (*MODULE, *flags), listens=listens)
+    target = await machine.find(Settings(**PINNED))
+    assert (target.pid, target.url, target.candidates) == (pid, "http://127.0.0.1:30000", ())
+    if pid is None:
+        assert (
+            "No visible SGLang server is at the port of server_url (30000): process 100 serves elsewhere" in target.why
+        )
+        assert (target.launch_source, target.environ) == (None, None)
+
+
+@pytest.mark.parametrize(("network", "pid"), [("net:[1]", None), ("net:[2]", 100)])
+async def test_a_pattern_names_a_server_behind_a_mapped_port(machine: Machine, network: str, pid: int | None) -> None:
+    """The port of a container may be mapped to another one here; among our own sockets a port is what it is."""
+    machine.process(100, (*MODULE, "--port", "8000"), namespaces={"net": network})
+    assert (await machine.find(Settings(**PINNED))).pid is None
+    assert (await machine.find(Settings(**PINNED, server_pattern="launch_server"))).pid == pid
 
 
 async def test_an_address_in_another_network_is_marked(machine: Machine) -> None:
     """A server in another network namespace has an address that here may be somebody else's."""
     machine.process(100, MODULE, namespaces={"net": "net:[2]"})
     assert (await machine.find()).url_source == "command-line-other-network"
-
-
-UNREAD = ("--config", "/etc/sglang.yaml")
-"""Flags that leave the rest of them in a file which is not read."""
-LOOPBACK, ANY, ANY6 = "0100007F:1F90", "00000000:1F90", f"{'0' * 32}:1F90"
-"""Port 8080 on three addresses."""
 
 
 @pytest.mark.parametrize(
@@ -327,11 +364,13 @@ async def test_one_of_several_servers_is_chosen_by_hand(machine: Machine, settin
 
 
 async def test_a_guessed_port_chooses_no_server(machine: Machine) -> None:
-    """A server whose port is in a file is not taken for the one at SGLang's default port."""
+    """Of two servers whose port is in a file, none is taken for the one at SGLang's default port."""
     machine.process(100, (*MODULE, *UNREAD))
     machine.process(200, (*MODULE, "--port", "30002"))
+    machine.process(300, (*MODULE, *UNREAD))
     settings = Settings(server_url="http://127.0.0.1:30000", explicit=frozenset({"server_url"}))
-    assert (await machine.find(settings)).candidates == (100, 200)
+    found = await machine.find(settings)
+    assert (found.pid, found.candidates) == (None, (100, 300))
 
 
 async def test_a_pattern_finds_an_embedded_engine(machine: Machine) -> None:
@@ -409,6 +448,143 @@ async def test_the_interpreter_set_by_hand_wins_even_if_it_does_not_exist(machin
     machine.process(100, MODULE)
     target = await machine.find(Settings(server_python="/no/such/python"))
     assert (target.python, target.python_source, target.scope) == ("/no/such/python", "setting", Scope.SERVER)
+
+
+@pytest.mark.parametrize("program", ["bin/python", "./bin/python"])
+async def test_an_interpreter_named_from_the_working_folder_is_found_there(machine: Machine, program: str) -> None:
+    """A relative path of the interpreter counts from the folder in which the server was started."""
+    machine.process(100, (program, *MODULE[1:]), cwd="/srv/env")
+    target = await machine.find()
+    assert (target.python, target.python_source) == ("/srv/env/bin/python", "argv0")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "first"),
+    [
+        (("python3", "-m", "sglang.launch_server"), {}, True),
+        (("python3", "-Bum", "sglang.launch_server"), {}, True),
+        (("python3", "-X", "dev", "-m", "sglang.launch_server"), {}, True),
+        (("python3", "-W", "ignore", "-msglang.launch_server"), {}, True),
+        (("python3", "-Im", "sglang.launch_server"), {}, False),
+        (("python3", "-P", "-m", "sglang.launch_server"), {}, False),
+        (("python3", "-m", "sglang.launch_server"), {"PYTHONSAFEPATH": "1"}, False),
+        (("/v/bin/python", "/v/bin/sglang", "serve"), {}, False),
+        (("python3", "/src/sglang/launch_server.py"), {}, False),
+    ],
+)
+async def test_the_working_folder_is_imported_from_where_python_does(
+    machine: Machine, argv: tuple[str, ...], environ: dict[str, str], first: bool
+) -> None:
+    """`python -m` imports from the working folder before all else; a script and the safe-path options do not."""
+    machine.process(100, argv, environ=environ, cwd="/srv/dir")
+    target = await machine.find()
+    assert (target.cwd, target.cwd_on_path) == ("/srv/dir", first)
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags", "first"),
+    [
+        (("python3", "-s", "-E", "-m", "sglang.launch_server"), ("-s", "-E"), True),
+        (("python3", "-ISm", "sglang.launch_server"), ("-I", "-S"), False),
+        (("/v/bin/python", "-P", "/v/bin/sglang", "serve", "-E"), ("-P",), False),
+    ],
+)
+async def test_the_interpreters_flags_are_kept(
+    machine: Machine, argv: tuple[str, ...], flags: tuple[str, ...], first: bool
+) -> None:
+    """What was given to the interpreter, and not to what it runs, is kept; -E makes it ignore PYTHONSAFEPATH."""
+    machine.process(100, argv, environ={"PYTHONSAFEPATH": "1"}, cwd="/srv/dir")
+    target = await machine.find()
+    assert (target.python_flags, target.cwd_on_path) == (flags, first)
+
+
+async def test_a_launch_to_come_has_flags_of_its_interpreter(machine: Machine) -> None:
+    """Flags of the interpreter in a launch command are kept, also behind what sets variables for it."""
+    launch = ("env", "X=1", "python3", "-sI", "-m", "sglang.launch_server")
+    target = await machine.find(Settings(launch=launch))
+    assert (target.python_flags, target.cwd_on_path) == (("-s", "-I"), False)
+
+
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (("/opt/venv/bin/sglang", "serve"), "/opt/venv/bin/sglang"),
+        (("-s", "sglang/launch_server.py"), "/srv/dir/sglang/launch_server.py"),
+        (("-I", "sglang/launch_server.py"), None),
+        (MODULE[1:], None),
+    ],
+)
+async def test_the_script_is_known(machine: Machine, words: tuple[str, ...], script: str | None) -> None:
+    """Python puts the folder of the script that it runs in front of its import path, and no folder with -I."""
+    machine.process(100, (MODULE[0], *words), cwd="/srv/dir")
+    assert (await machine.find()).script == script
+
+
+@pytest.mark.parametrize(
+    ("cwd", "root", "expected"),
+    [
+        ("/data", "/", "/data"),
+        ("/", "/", "/"),
+        ("/chroot/srv/data", "/chroot/srv", "/data"),
+        ("/chroot/srv", "/chroot/srv", "/"),
+        ("/outside", "/chroot/srv", None),
+        ("/data (deleted)", "/", None),
+    ],
+)
+async def test_the_working_folder_is_named_as_the_server_names_it(
+    machine: Machine, cwd: str, root: str, expected: str | None
+) -> None:
+    """Below another root the folder is told relative to that root; one that is outside of it or gone is not known."""
+    machine.process(100, MODULE, cwd=cwd, root=root)
+    assert (await machine.find()).cwd == expected
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("python3", "-m", "sglang_router.launch_router", "--port", "30000"),
+        ("python3", "-m", "sglang_router.launch_server", "--port", "30000"),
+        ("python3", "-m", "sglang.bench_serving", "--backend", "sglang"),
+        ("python3", "-m", "sglang.bench_one_batch"),
+        ("python3", "-m", "sglang.check_env"),
+        ("/v/bin/python", "/v/bin/sglang", "generate"),
+        ("sglang::scheduler_TP0", ""),
+        ("vim", "sglang.launch_server"),
+    ],
+)
+async def test_what_only_sounds_like_a_server_is_none(machine: Machine, argv: tuple[str, ...]) -> None:
+    """Routers, benchmarks, other commands and orphaned workers are no servers (sgl-project/sglang#10351)."""
+    machine.process(100, argv)
+    target = await machine.find()
+    assert (target.pid, target.candidates) == (None, ())
+
+
+async def test_a_pattern_looks_at_the_start_of_a_long_command_line(machine: Machine) -> None:
+    """server_pattern is held against the first 1024 characters: a search cannot be interrupted."""
+    machine.process(100, (*MODULE, "--model-path", "m" * 900, "--early"))
+    assert (await machine.find(Settings(server_pattern="--early"))).pid == 100
+    machine.process(200, (*MODULE, "--model-path", "m" * 1100, "--late"))
+    assert (await machine.find(Settings(server_pattern="--late"))).pid is None
+
+
+async def test_a_clock_that_is_adjusted_makes_no_new_process(machine: Machine) -> None:
+    """The time of boot moves by a second when the clock is adjusted; the same process keeps its start."""
+    machine.process(100, MODULE)
+    finder = machine.finder()
+    starts = []
+    for moved in (0, 1, 3600):
+        (machine.proc / "stat").write_text(f"cpu 1 2 3\nbtime {BOOT + moved}\n")
+        machine.now += 10
+        starts.append((await finder.find()).create_time)
+    assert starts == [BOOT + 10, BOOT + 10, BOOT + 3610]
+
+
+async def test_a_chosen_process_that_has_ended_is_said_to_be_a_zombie(machine: Machine) -> None:
+    """A server_pid that names a zombie is told from one that does not exist."""
+    machine.process(100, MODULE, state="Z")
+    target = await machine.find(Settings(server_pid=100))
+    assert target.pid is None
+    assert "has ended" in target.why
 
 
 # -- a server in another container ------------------------------------------------------------------
@@ -502,7 +678,7 @@ async def test_an_equal_path_is_not_trusted_where_images_differ(
 
 
 def test_an_unreadable_process_leaves_its_environment_unknown() -> None:
-    """A process of another user gives its flags, but its environment and files are unknown: permission-denied.
+    """A process of another user gives its flags, but its environment and files are unknown, and it is said why.
 
     BishopFox/badPods#11, moby/moby#40713
     """
@@ -534,8 +710,8 @@ def test_an_unreadable_process_leaves_its_environment_unknown() -> None:
         )
         assert found.returncode == 0, found.stderr
         pid, environ, missing, root, scope, why = json.loads(found.stdout)
-        assert (pid, environ, missing, root, scope) == (server.pid, None, "permission-denied", None, "self")
-        assert "may not be read" in why
+        assert (pid, environ, missing, root, scope) == (server.pid, None, "other-user", None, "self")
+        assert "may not be read: the server runs as another user" in why
     finally:
         server.kill()
         server.communicate()
@@ -630,6 +806,24 @@ async def test_a_root_set_by_hand_is_read_without_a_process(machine: Machine) ->
 # -- a launch before it happens ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("around", "expected"),
+    [
+        ((), {"HOME": "/h", "CUDA_HOME": "/c"}),
+        (("env", "-u", "CUDA_HOME"), {"HOME": "/h"}),
+        (("env", "-i", "PATH=/b"), {"PATH": "/b"}),
+        (("env", "CUDA_HOME=/d"), {"HOME": "/h", "CUDA_HOME": "/d"}),
+    ],
+)
+async def test_a_preflight_has_the_environment_that_the_command_leaves(
+    machine: Machine, around: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    """What `env -u` and `env -i` take away does not reach the server."""
+    settings = Settings(launch=(*around, "python", "-m", "sglang.launch_server"))
+    target = await machine.find(settings, environ={"HOME": "/h", "CUDA_HOME": "/c"})
+    assert target.environ == expected
+
+
 async def test_a_preflight_judges_the_given_launch(machine: Machine) -> None:
     """In a preflight the flags and assignments of the command count, not a server that happens to run."""
     machine.process(100, MODULE)
@@ -652,11 +846,74 @@ async def test_a_preflight_resolves_the_command_on_its_path(machine: Machine, pr
     assert target.python == f"{folder}/python3"
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "#!/usr/bin/env python3\n",
+        '#!/bin/sh\n\'\'\'exec\' "{python}" "$0" "$@"\n',
+        "#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n",
+    ],
+    ids=["env", "long-path-quoted", "long-path"],
+)
+async def test_a_console_script_names_its_interpreter_in_three_ways(machine: Machine, lines: str) -> None:
+    """Through env, and through a shell where the path is too long for a first line, the interpreter is found too."""
+    machine.python("/v/bin/python3")
+    folder = machine.files / "v/bin"
+    (folder / "sglang").write_text(lines.format(python=folder / "python3"))
+    (folder / "sglang").chmod(0o755)
+    target = await machine.find(Settings(launch=("sglang", "serve")), environ={"PATH": str(folder)})
+    assert (target.python, target.python_source) == (f"{folder}/python3", "launch-command")
+    assert (target.cwd, target.cwd_on_path) == (str(Path.cwd()), False)
+
+
 async def test_a_preflight_of_bare_flags_uses_the_images_interpreter(machine: Machine) -> None:
     """Flags without a command are judged with the interpreter that has SGLang."""
     machine.python("/opt/venv/bin/python", "sglang")
     target = await machine.find(Settings(launch=("--mamba-backend", "flashinfer")))
     assert (target.python, target.launch) == ("/opt/venv/bin/python", {"mamba_backend": "flashinfer"})
+
+
+@pytest.mark.parametrize("program", ["python3", "sglang", "v/bin/python3", "/v/bin/sglang"])
+async def test_a_preflight_under_a_root_looks_for_nothing_outside(machine: Machine, program: str) -> None:
+    """Under server_root only an absolute interpreter is taken from the command; the reader looks for any other."""
+    machine.python("/v/bin/python3", "sglang")
+    folder = machine.files / "v/bin"
+    (folder / "sglang").write_text(f"#!{folder}/python3\n")
+    (folder / "sglang").chmod(0o755)
+    rest = ("-m", "sglang.launch_server") if "python" in program else ("serve",)
+    target = await machine.find(
+        Settings(launch=(program, *rest), server_root="/mnt/image"), environ={"PATH": str(folder)}
+    )
+    assert (target.python, target.python_source, target.root) == (None, "left-to-reader", "/mnt/image")
+
+
+async def test_a_preflight_under_a_root_takes_an_absolute_interpreter(machine: Machine) -> None:
+    """An interpreter that the command names by an absolute path is the one of that path inside the root."""
+    launch = ("/v/bin/python3", "-m", "sglang.launch_server")
+    target = await machine.find(Settings(launch=launch, server_root="/mnt/image"))
+    assert (target.python, target.root) == ("/v/bin/python3", "/mnt/image")
+
+
+@pytest.mark.parametrize(
+    ("script", "cwd", "seen"),
+    [
+        ("cd /app && {launch}", "/app", True),
+        ("cd /gone && {launch}", None, False),
+        (". /app/env.sh; {launch}", None, False),
+        ("docker run image {launch}", None, False),
+        ("export PYTHONPATH=$(x); {launch}", str(Path.cwd()), False),
+    ],
+)
+async def test_a_preflight_under_a_root_follows_the_launch_in_it(
+    machine: Machine, tmp_path: Path, script: str, cwd: str | None, seen: bool
+) -> None:
+    """Folders are those of the root; its packages are read whatever is not seen, and no variable is assumed then."""
+    (tmp_path / "image/app").mkdir(parents=True)
+    (tmp_path / "image/app/env.sh").write_text("export A=1\n")
+    line = script.format(launch="/v/bin/python3 -m sglang.launch_server")
+    target = await machine.find(Settings(launch=("sh", "-c", line), server_root=str(tmp_path / "image")))
+    assert (target.cwd, target.environ is not None, target.unread) == (cwd, seen, None)
+    assert (target.python, target.environ_missing) == ("/v/bin/python3", None if seen else "set-by-launch")
 
 
 # -- keeping what was found -------------------------------------------------------------------------

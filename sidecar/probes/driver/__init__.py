@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from sidecar.drift import MIG
 from sidecar.model import ConditionType, Finding, Outcome, Probe, Result, World
 from sidecar.probes.driver import health, presence, state
 from sidecar.probes.driver.declare import DEADLINE, NAME, SUCCESS, unknown
@@ -35,6 +36,9 @@ def judge(result: Result[DriverFacts], world: World) -> Iterable[Finding]:
         found[state.HUNG.code] = state.hung(result, world.now)
         for kind in CONDITIONS:
             found.setdefault(kind.code, unknown(kind.code, "driver-hung", "The driver does not answer."))
+    elif result.outcome is Outcome.PENDING and result.stuck:
+        # From before a restart of the agent: the first round of this one will tell anew.
+        found[state.HUNG.code] = state.hung(result, world.now)
     return tuple(found.values())
 
 
@@ -45,7 +49,7 @@ def _from_facts(facts: DriverFacts, world: World) -> dict[str, Finding]:
     cause = state.find_cause(facts.reading, placement, seen_before=seen_before)
     if facts.reading.code == SUCCESS and (cause is None or cause.code != state.NO_ACCESS.code):
         found |= presence.judge(facts, placement)
-        found |= health.judge(facts, world.now)
+        found |= health.judge(facts, world)
         if cause is None and (no_access := presence.unseen(facts, placement)) is not None:
             found[no_access.code] = no_access
     elif cause is not None:
@@ -56,18 +60,22 @@ def _from_facts(facts: DriverFacts, world: World) -> dict[str, Finding]:
 
 
 def identity(facts: DriverFacts) -> Mapping[str, str]:
-    """Give the items of the environment that are known: driver, kernel_module, cuda_driver, gpu_model."""
+    """Give the items of the environment that are known: driver, kernel_module, cuda_driver, gpu_model, mig."""
     reading = facts.reading
-    # With one model unknown the list would be wrong, and look like a change.
-    names = {gpu.name for gpu in reading.gpus}
-    model = ", ".join(sorted(name for name in names if name)) if None not in names else None
     items = {
         "driver": reading.driver_version,
         "kernel_module": reading.module_version,
         "cuda_driver": reading.cuda_driver_version,
-        "gpu_model": model,
+        "gpu_model": _all_of(gpu.name for gpu in reading.gpus),
+        MIG: _all_of(None if gpu.mig is None else health.mode(gpu.mig) for gpu in reading.gpus),
     }
     return {item: value for item, value in items.items() if value}
+
+
+def _all_of(values: Iterable[str | None]) -> str | None:
+    """List what the GPUs have; None where it is not known of all: the list would be wrong, and look like a change."""
+    different = set(values)
+    return None if None in different else ", ".join(sorted(value for value in different if value))
 
 
 PROBE: Probe[DriverFacts] = Probe(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
+from sidecar.drift import MIG as MIG_ITEM
 from sidecar.gpuset import GpuSource
-from sidecar.model import ConditionType, Finding, Gate, Severity
+from sidecar.model import ConditionType, Drift, Finding, Gate, Severity, World
 from sidecar.nvml.reading import GpuReading, XidCount
 from sidecar.probes.driver.declare import LOST, gpu_condition, unknown
 from sidecar.probes.driver.facts import DriverFacts, key
@@ -202,13 +204,14 @@ MIG: Final = gpu_condition(
     "mig-unexpected",
     Severity.WARNING,
     Gate.NEVER,
-    title="The server was given a whole GPU that is divided",
+    title="A GPU is divided that should not be, or the other way round",
     when="A GPU that is in MIG mode is named as a whole among the server's GPUs; CUDA then uses at most one of its MIG "
-    "devices.",
+    "devices. Or the MIG mode of the GPUs is not the one that the baseline wants.",
     remedy="Name a MIG device instead (`nvidia-smi -L` lists them), or leave MIG mode on a drained node: "
     "`nvidia-smi -i GPU -mig 0`.",
     reasons={
         "parent-given": "the whole GPU is named, not one of its MIG devices",
+        "not-as-baseline": "the MIG mode is not the one that the baseline wants",
         "set-unknown": "a GPU is in MIG mode, and which GPUs are the server's is not known",
     },
     depends_on=_GONE,
@@ -230,12 +233,12 @@ CONDITIONS: Final[tuple[ConditionType, ...]] = (
 )
 
 
-def judge(facts: DriverFacts, now: float) -> Mapping[str, Finding]:
+def judge(facts: DriverFacts, world: World) -> Mapping[str, Finding]:
     """Judge a round in which NVML could be asked for its GPUs."""
     found = {kind.code: survey(kind, look, facts, remedy=_REMEDIES.get(kind.code)) for kind, look in _LOOKS}
-    found[XID_CRITICAL.code] = _xids(XID_CRITICAL, facts, now)
-    found[XID_WARNING.code] = _xids(XID_WARNING, facts, now)
-    found[MIG.code] = _mig(facts)
+    found[XID_CRITICAL.code] = _xids(XID_CRITICAL, facts, world.now)
+    found[XID_WARNING.code] = _xids(XID_WARNING, facts, world.now)
+    found[MIG.code] = _mig(facts, world.drifts)
     return found
 
 
@@ -243,8 +246,6 @@ _REMEDIES: Final[Mapping[str, str]] = {
     ECC.code: "Let the work finish, drain the node and reset the GPU: `nvidia-smi -i {gpus} -r`; replace it if errors "
     "return.",
     REMAP_PENDING.code: "Let the work finish, drain the node and reset the GPU: `nvidia-smi -i {gpus} -r`.",
-    MIG.code: "Name a MIG device instead (`nvidia-smi -L` lists them), or leave MIG mode on a drained node: "
-    "`nvidia-smi -i {gpus} -mig 0`.",
 }
 
 
@@ -458,17 +459,39 @@ _OFF_BUS: Final = 79
 # -- what it was made into ------------------------------------------------------------------------------
 
 
-def _mig(facts: DriverFacts) -> Finding:
-    if not facts.gpu_set.known and any(gpu.mig for gpu in facts.reading.gpus):
+_SWITCH: Final = {False: "`nvidia-smi -i {gpus} -mig 0`", True: "`nvidia-smi -i {gpus} -mig 1`"}
+
+
+def mode(mig: bool) -> str:
+    """Say whether a GPU is in MIG mode, as the environment's item and a baseline do."""
+    return "enabled" if mig else "disabled"
+
+
+def _mig(facts: DriverFacts, drifts: Sequence[Drift]) -> Finding:
+    wanted = next((one.expected for one in drifts if one.item == MIG_ITEM), None)
+    if wanted is None and not facts.gpu_set.known and any(gpu.mig for gpu in facts.reading.gpus):
         return unknown(MIG.code, "set-unknown", "A GPU is in MIG mode; which GPUs are the server's is not known.")
-    return survey(MIG, _whole, facts, remedy=_REMEDIES[MIG.code])
+    return survey(MIG, partial(_divided, wanted=wanted), facts)
 
 
-def _whole(gpu: GpuReading, facts: DriverFacts) -> Hit | Unread | None:
+def _divided(gpu: GpuReading, facts: DriverFacts, *, wanted: str | None) -> Hit | Unread | None:
+    """``wanted`` is what the baseline wants of the GPUs' MIG modes where it is not as it wants it, else None."""
     if gpu.mig is None:
         return unread(gpu, "nvmlDeviceGetMigMode")
     # A container that was given MIG devices sees their GPUs too: only what is named as a whole counts.
     named = facts.gpu_set.source is not GpuSource.PREFLIGHT and any(
         gpu.uuid is not None and member.uuid == gpu.uuid and not member.mig for member in facts.gpu_set.gpus
     )
-    return hit(gpu, "parent-given", "is in MIG mode and named as a whole") if gpu.mig and named else None
+    if gpu.mig and named:
+        instead = "name a MIG device instead (`nvidia-smi -L` lists them), or leave MIG mode on a drained node"
+        return hit(gpu, "parent-given", "is in MIG mode and named as a whole", action=f"{instead}: {_SWITCH[False]}")
+    if wanted in (None, mode(gpu.mig)):
+        return None
+    back = next((way for mig, way in _SWITCH.items() if mode(mig) == wanted), "`nvidia-smi -mig` sets it")
+    return hit(
+        gpu,
+        "not-as-baseline",
+        f"has MIG mode {mode(gpu.mig)}; the baseline wants {wanted}",
+        action=f"bring the mode back on a drained node ({back}), or correct `mig` in the baseline",
+        final=True,  # what NVML says of it and what the file says are both certain
+    )

@@ -146,8 +146,22 @@ def conclude(
     )
 
 
+_NAMED: Final = 2
+"""GPUs with the same fault that a sentence names in full; of more it gives the indices, and the finding the rest."""
+
+
 def _sentence(hits: Sequence[Hit]) -> str:
-    return "; ".join(f"{name(one.index, one.uuid, one.pci)} {one.text}" for one in hits) + "."
+    """Say what is wrong with each; what is wrong with several in the same way is said once."""
+    alike: dict[str, list[Hit]] = {}
+    for one in hits:
+        alike.setdefault(one.text, []).append(one)
+    clauses: list[str] = []
+    for text, group in alike.items():
+        if len(group) > _NAMED and all(one.index is not None for one in group):
+            clauses.append(f"Each of the GPUs {', '.join(str(one.index) for one in group)} {text}")
+        else:
+            clauses += [f"{name(one.index, one.uuid, one.pci)} {one.text}" for one in group]
+    return "; ".join(clauses) + "."
 
 
 def _labels(one: Hit) -> tuple[str, str]:

@@ -295,7 +295,7 @@ def _set(value: str | None) -> str:
 
 def _nvml(facts: NvmlReading) -> str:
     """Put the failed call in NVML's own terms: "nvmlInit answered 999 (Unknown Error)"."""
-    return f"{facts.call or 'nvmlInit'} answered {facts.code} ({facts.words or 'no description'})"
+    return f"{facts.call or 'nvmlInit'} answered {facts.code} ({(facts.words or 'no description').rstrip('.')})"
 
 
 def _versions_differ(facts: NvmlReading) -> bool:

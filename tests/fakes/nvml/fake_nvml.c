@@ -17,11 +17,11 @@
  * process since the line took effect: "after:N:B" works N times and then behaves as B says, "until:N:B" behaves
  * as B says N times and then works. N@3 and the plain form count together.
  *
- * Properties: driver_version nvml_version cuda_driver_version; uuid name compute_capability (90 is 9.0)
- * memory_total memory_reserved memory_used temperature power utilization mig mig_devices ecc_corrected
- * ecc_uncorrected remapped_correctable remapped_uncorrectable remap_pending remap_failed recovery_action
- * clocks_event_reasons pcie_generation pcie_width pcie_generation_max pcie_width_max nvlinks nvlinks_down (that
- * many of them, from 0) fabric_state (-1: the GPU knows of no fabric) fabric_status virtualization licensed, and
+ * Properties: driver_version nvml_version cuda_driver_version; uuid name compute_capability (90 is 9.0) memory_total
+ * memory_reserved memory_used temperature power utilization mig mig_devices ecc_corrected ecc_uncorrected
+ * remapped_correctable remapped_uncorrectable remap_pending remap_failed recovery_action clocks_event_reasons
+ * nvlink_kib pcie_generation pcie_width pcie_generation_max pcie_width_max nvlinks nvlinks_down (that many of them,
+ * from 0) fabric_state (-1: the GPU knows of no fabric) fabric_status virtualization licensed, and
  * recovery_action_code, the return code of that one field value.
  *
  * Calls are named without _v2, _v3, _v4, V or WithFlags: nvmlInit stands for all its forms.
@@ -30,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef int nvmlReturn_t;
@@ -79,6 +80,7 @@ enum {
     TIMEOUT = 10, FUNCTION_NOT_FOUND = 13, VERSION_MISMATCH = 25, UNKNOWN = 999
 };
 enum { MAX_GPUS = 16, MAX_MIG = 7, XID_CRITICAL_ERROR = 8, RECOVERY_ACTION = 230, UNSIGNED_INT = 1 };
+enum { NVLINK_LINK_COUNT = 91, NVLINK_THROUGHPUT_DATA_TX = 138, NVLINK_THROUGHPUT_DATA_RX = 139, UNSIGNED_LONG_LONG = 3 };
 
 typedef struct {
     const char *key, *name;
@@ -431,13 +433,34 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
 }
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int fields, nvmlFieldValue_t *out)
 {
+    int gpu = index_of(device);
+    u64 nvlinks;
+    struct timespec now;
     TRY(enter_gpu("nvmlDeviceGetFieldValues", device));
+    nvlinks = number("nvlinks", gpu, (u64)profile(gpu)->nvlinks);
     for (int i = 0; i < fields; i++) {
-        out[i].nvmlReturn = out[i].fieldId == RECOVERY_ACTION ? behave("recovery_action_code", index_of(device))
-                                                              : INVALID_ARGUMENT;
+        out[i].nvmlReturn = SUCCESS;
         out[i].valueType = UNSIGNED_INT;
         out[i].value.ull = 0;
-        out[i].value.ui = (unsigned int)number("recovery_action", index_of(device), 0);
+        switch (out[i].fieldId) {
+        case RECOVERY_ACTION:
+            out[i].nvmlReturn = behave("recovery_action_code", gpu);
+            out[i].value.ui = (unsigned int)number("recovery_action", gpu, 0);
+            break;
+        case NVLINK_LINK_COUNT:
+            out[i].value.ui = (unsigned int)nvlinks;
+            break;
+        case NVLINK_THROUGHPUT_DATA_TX:
+        case NVLINK_THROUGHPUT_DATA_RX:
+            out[i].nvmlReturn = out[i].scopeId < nvlinks ? SUCCESS : NOT_SUPPORTED;
+            out[i].valueType = UNSIGNED_LONG_LONG;
+            clock_gettime(CLOCK_REALTIME, &now);
+            out[i].timestamp = now.tv_sec * 1000000LL + now.tv_nsec / 1000;
+            out[i].value.ull = number("nvlink_kib", gpu, 1);
+            break;
+        default:
+            out[i].nvmlReturn = INVALID_ARGUMENT;
+        }
     }
     return SUCCESS;
 }
@@ -537,6 +560,51 @@ nvmlReturn_t nvmlDeviceGetGridLicensableFeatures_v4(nvmlDevice_t device, feature
     out->features[0].featureState = (unsigned int)number("licensed", index_of(device), 1);
     return SUCCESS;
 }
+
+/* -- what other programs ask, which the benchmarks run beside the agent --------------------------- */
+
+NUMBER(nvmlDeviceGetPowerManagementLimit, "nvmlDeviceGetPowerManagementLimit", unsigned int, "power_limit", 700000)
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, int type, unsigned int *out)
+{
+    TRY(enter_gpu("nvmlDeviceGetClockInfo", device));
+    *out = type == 2 /* memory */ ? 3201 : 345;
+    return SUCCESS;
+}
+nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned int *out)
+{
+    (void)out;
+    TRY(enter_gpu("nvmlDeviceGetFanSpeed", device));
+    return NOT_SUPPORTED; /* the fans are the chassis' */
+}
+nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, int counter, unsigned int *out)
+{
+    (void)counter;
+    TRY(enter_gpu("nvmlDeviceGetPcieThroughput", device));
+    *out = 1;
+    return SUCCESS;
+}
+#define CODEC(name) \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *out, unsigned int *period) \
+    { \
+        TRY(enter_gpu(#name, device)); \
+        *out = 0; \
+        *period = 167000; \
+        return SUCCESS; \
+    }
+CODEC(nvmlDeviceGetEncoderUtilization)
+CODEC(nvmlDeviceGetDecoderUtilization)
+/* Also on a real machine the list is empty for whoever asks from another container. */
+#define PROCESSES(name) \
+    nvmlReturn_t name##_v3(nvmlDevice_t device, unsigned int *count, void *out) \
+    { \
+        (void)out; \
+        TRY(enter_gpu(#name, device)); \
+        *count = 0; \
+        return SUCCESS; \
+    } \
+    nvmlReturn_t name##_v2(nvmlDevice_t device, unsigned int *count, void *out) { return name##_v3(device, count, out); }
+PROCESSES(nvmlDeviceGetComputeRunningProcesses)
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
 
 /* -- events ------------------------------------------------------------------------------------- */
 

@@ -348,15 +348,18 @@ def test_identity() -> None:
         "kernel_module": "580.159.04",
         "cuda_driver": "13.0",
         "gpu_model": "NVIDIA H200",
+        "mig": "disabled",
     }
-    mixed = replace(HEALTHY, gpus=(gpu(0), gpu(1, name="NVIDIA A100"), gpu(2)))
-    assert identity(facts(mixed))["gpu_model"] == "NVIDIA A100, NVIDIA H200"
+    mixed = replace(HEALTHY, gpus=(gpu(0), gpu(1, name="NVIDIA A100", mig=True), gpu(2)))
+    found = identity(facts(mixed))
+    assert (found["gpu_model"], found["mig"]) == ("NVIDIA A100, NVIDIA H200", "disabled, enabled")
     assert identity(facts(failed(9))) == {"kernel_module": "580.159.04"}
 
 
 def test_identity_with_an_unknown_model() -> None:
-    """A GPU that does not tell its name makes the list of models unknown, not shorter."""
+    """A GPU that does not tell its name or its MIG mode makes that list unknown, not shorter."""
     assert "gpu_model" not in identity(facts(reading(gpu(0, name="NVIDIA A100"), gpu(1, name=None))))
+    assert "mig" not in identity(facts(reading(gpu(0), gpu(1, mig=None))))
 
 
 def test_report() -> None:

@@ -11,8 +11,22 @@ import pytest
 from sidecar.conditions import Memory
 from sidecar.conditions import judge as judge_all
 from sidecar.config import Settings
+from sidecar.drift import compare, expectation
 from sidecar.gpuset import CountSource, Expected, GpuSource, Member
-from sidecar.model import Condition, Finding, Gate, Outcome, Placement, Result, ServerView, Severity, Status, World
+from sidecar.model import (
+    Condition,
+    Drift,
+    Finding,
+    Gate,
+    Observed,
+    Outcome,
+    Placement,
+    Result,
+    ServerView,
+    Severity,
+    Status,
+    World,
+)
 from sidecar.nvml.reading import GpuReading, MigDevice, PcieLink, RemappedRows, XidCount
 from sidecar.probes.driver import CONDITIONS, PROBE, health, presence
 from sidecar.probes.driver.facts import DriverFacts, DriverMemory, Trend
@@ -26,9 +40,11 @@ MINE = known("GPU-0", "GPU-1")
 HOST, CONTAINER = Placement.HOST, Placement.CONTAINER
 
 
-def judged(one: DriverFacts, placement: Placement = HOST, now: float = NOW) -> Mapping[str, Finding]:
+def judged(
+    one: DriverFacts, placement: Placement = HOST, now: float = NOW, *, drifts: tuple[Drift, ...] = ()
+) -> Mapping[str, Finding]:
     result: Result[DriverFacts] = Result(probe="driver", outcome=Outcome.OK, facts=one)
-    world = World(standing=standing(placement), server=ServerView(), now=now, settings=Settings())
+    world = World(standing=standing(placement), server=ServerView(), now=now, settings=Settings(), drifts=drifts)
     found = {finding.code: finding for finding in PROBE.judge(result, world)}
     assert set(found) == set(CODES)
     for finding in found.values():
@@ -696,6 +712,59 @@ def test_a_divided_gpu_of_unknown_owner_is_unknown() -> None:
     assert (active(one), unknown(one)) == ({}, {"mig-unexpected": "set-unknown"})
 
 
+DIVIDED, WHOLE = gpu(0, mig=True), gpu(1, mig=False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "named", "words"),
+    [
+        ("disabled", (DIVIDED, WHOLE), ("GPU-0",), "GPU-0 -mig 0"),
+        ("enabled", (DIVIDED, WHOLE), ("GPU-1",), "GPU-1 -mig 1"),
+        ("enabled", (gpu(0), gpu(1)), ("GPU-0", "GPU-1"), "GPU-0,GPU-1 -mig 1"),
+        ("disabled, enabled", (gpu(0), gpu(1)), ("GPU-0", "GPU-1"), "baseline"),
+        ("absent", (DIVIDED,), ("GPU-0",), "baseline"),
+        ("disabled", (gpu(0), gpu(1)), (), ""),
+        ("enabled", (DIVIDED,), (), ""),
+        ("disabled, enabled", (DIVIDED, WHOLE), (), ""),
+        ("enabled", (gpu(0, mig=None), WHOLE), (), ""),
+    ],
+)
+def test_mig_mode_is_not_as_the_baseline_wants_it(
+    wanted: str, gpus: tuple[GpuReading, ...], named: tuple[str, ...], words: str
+) -> None:
+    """Each GPU whose mode differs is named with the command that brings it back; what is not known does not differ."""
+    one = facts(reading(*gpus), gpu_set=known("GPU-0", "GPU-1", source=GpuSource.PREFLIGHT))
+    item = {"mig": value} if (value := PROBE.identity(one).get("mig")) else {}
+    observed = {name: Observed(value=value, source="driver") for name, value in item.items()}
+    drifts = compare({"mig": expectation(wanted)}, observed)
+    finding = judged(one, drifts=drifts)["mig-unexpected"]
+    assert tuple(uuid for _, uuid in finding.gpus) == named
+    if named:
+        assert (finding.status, finding.reason, finding.final) == (Status.TRUE, "not-as-baseline", True)
+        assert wanted in finding.message
+        assert words in (finding.remedy or "")
+    else:
+        assert finding.status is Status.FALSE
+
+
+def test_a_whole_gpu_that_is_divided_is_said_first() -> None:
+    """Where a GPU in MIG mode is named as a whole too, that is what the server suffers from."""
+    drifts = compare({"mig": expectation("disabled")}, {"mig": Observed(value="enabled", source="driver")})
+    finding = judged(facts(reading(DIVIDED), gpu_set=known("GPU-0")), drifts=drifts)["mig-unexpected"]
+    assert finding.reason == "parent-given"
+    assert finding.remedy == (
+        "Name a MIG device instead (`nvidia-smi -L` lists them), or leave MIG mode on a drained node: "
+        "`nvidia-smi -i GPU-0 -mig 0`."
+    )
+
+
+def test_a_divided_gpu_of_unknown_owner_differs_all_the_same() -> None:
+    """The baseline is of the machine: whose GPU it is does not matter."""
+    drifts = compare({"mig": expectation("disabled")}, {"mig": Observed(value="enabled", source="driver")})
+    finding = judged(facts(reading(DIVIDED)), drifts=drifts)["mig-unexpected"]
+    assert (finding.status, finding.reason) == (Status.TRUE, "not-as-baseline")
+
+
 def test_field_errors_of_a_mig_parent_are_no_fault() -> None:
     """Values that a GPU in MIG mode refuses make no condition (case 7: rapidsai/dask-cuda#583)."""
     parent = gpu(0, memory_used=None, memory_total=None, errors={"nvmlDeviceGetMemoryInfo": 4})
@@ -730,3 +799,14 @@ def test_trends_are_kept_by_uuid() -> None:
     """What was seen of a GPU follows it when the driver numbers it anew."""
     one = facts(reading(), trends={"GPU-1": Trend(new_errors=3)})
     assert [one.trend(0, "GPU-1").new_errors, one.trend(1, "GPU-0").new_errors] == [3, 0]
+
+
+def test_the_same_fault_of_many_gpus_is_one_clause() -> None:
+    """More than two GPUs with one fault are named by their indices; the finding keeps their uuids."""
+    many = [gpu(index, fabric="in-progress") for index in range(3)]
+    one = facts(reading(*many, gpu(3)), gpu_set=known(*(f"GPU-{index}" for index in range(4))))
+    found = judged(one)["fabric-not-ready"]
+    assert found.message == "Each of the GPUs 0, 1, 2 has state in-progress."
+    assert [uuid for _, uuid in found.gpus] == ["GPU-0", "GPU-1", "GPU-2"]
+    two = facts(reading(*many[:2]), gpu_set=known("GPU-0", "GPU-1"))
+    assert judged(two)["fabric-not-ready"].message.count("GPU-") == 2

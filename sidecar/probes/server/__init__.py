@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
+from sidecar import backends
 from sidecar.model import (
     Answer,
     ConditionType,
@@ -24,97 +24,14 @@ from sidecar.model import (
     Target,
     World,
 )
-from sidecar.offload import in_daemon_thread
-from sidecar.serverinfo import KEY_PROBLEMS, PROBLEMS, Problem, ServerInfo, ServerObservation, public_url
-from sidecar.services import Services
+from sidecar.probes.server import running
+from sidecar.probes.server.facts import ServerFacts, ServerState, collect, is_sglang, problem, state, summarize
+from sidecar.processes import Role
+from sidecar.procfs import Denial
+from sidecar.serverinfo import KEY_PROBLEMS, PROBLEMS, ServerInfo
 from sidecar.target import PREFLIGHT, READ_SOURCES
 
-# -- facts ------------------------------------------------------------------------------------------
-
-
-def summarize(target: Target) -> Target:
-    """A target without what must not be shown: the environment, and credentials in the URL."""
-    return replace(target, url=public_url(target.url), environ=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
-    """One round's picture of the server.
-
-    ``target`` is summarized. ``every_process`` is whether each server's process would have been found: none can be
-    hidden, and no setting narrows the search. ``nvidia_present`` is whether an NVIDIA kernel module is loaded here: a
-    server that resolved to another device on such a machine may have lost its GPU.
-    """
-
-    target: Target
-    observation: ServerObservation
-    info: ServerInfo | None
-    info_problem: Problem | None
-    processes: Processes
-    every_process: bool
-    nvidia_present: bool
-
-
-class ServerState(StrEnum):
-    """The server in one word."""
-
-    PREFLIGHT = "preflight"
-    """A launch is judged that has not happened yet."""
-    UP = "up"
-    STARTING = "starting"
-    """Its process is there and its port is not open yet (a dead one looks the same until it exits)."""
-    ADDRESS_UNKNOWN = "address-unknown"
-    """Its process is there, and nothing listens at the address that was guessed: it may well serve elsewhere."""
-    NOT_FOUND = "not-found"
-    UNAUTHORIZED = "unauthorized"
-    UNREACHABLE = "unreachable"
-
-
-async def collect(services: Services) -> ServerFacts:
-    """Find the server, try its address and ask for its information. Never raises for what the server does."""
-    target = await services.targets.find()
-    observation = await services.server.observe(target)
-    # After the observation, which tells whether what is remembered belongs to a server that is gone.
-    info = await services.server.info(target)
-    narrowed = services.settings.server_pid is not None or services.settings.server_pattern is not None
-    version_file = services.targets.proc / "driver" / "nvidia" / "version"
-    return ServerFacts(
-        target=summarize(target),
-        observation=observation,
-        info=info,
-        info_problem=services.server.problem,
-        processes=services.standing.processes,
-        every_process=services.standing.processes is Processes.SHARED and not narrowed,
-        nvidia_present=await in_daemon_thread(version_file.exists),
-    )
-
-
-def state(facts: ServerFacts) -> ServerState:
-    """Put the facts in one word."""
-    if facts.target.launch_source == PREFLIGHT:
-        return ServerState.PREFLIGHT
-    if facts.observation.answer is Answer.REFUSED:
-        if facts.target.pid is None:
-            return ServerState.NOT_FOUND
-        return ServerState.STARTING if facts.target.url_source in READ_SOURCES else ServerState.ADDRESS_UNKNOWN
-    problem = _problem(facts)
-    if problem is None:
-        return ServerState.UP
-    return ServerState.UNAUTHORIZED if problem.token in KEY_PROBLEMS else ServerState.UNREACHABLE
-
-
-def _problem(facts: ServerFacts) -> Problem | None:
-    """Why the server cannot be asked, if so. What is known already outweighs a later failure to ask again."""
-    if facts.observation.problem is not None:
-        return None if facts.target.launch.get("grpc") else facts.observation.problem
-    problem = facts.info_problem
-    if problem is None:
-        return None
-    if facts.info is not None:
-        return problem if problem.token in KEY_PROBLEMS else None
-    # Refused in between two requests: the next round sees which it is.
-    return None if problem.token == "refused" else problem  # noqa: S105 - a problem's token, no secret
-
+__all__ = ["PROBE", "ServerFacts", "ServerSection", "ServerState", "collect", "state", "summarize", "view"]
 
 # -- what the judge needs of the server -------------------------------------------------------------
 
@@ -129,6 +46,7 @@ def view(facts: ServerFacts) -> ServerView:
         answer=Answer.REFUSED if preflight else facts.observation.answer,
         refusal_is_proof=preflight or _refusal_is_proof(facts),
         process=process,
+        far=target.far,
         features=_features(facts),
     )
 
@@ -144,11 +62,9 @@ def _refusal_is_proof(facts: ServerFacts) -> bool:
 
 def _features(facts: ServerFacts) -> Mapping[Feature, bool]:
     launch = None if facts.target.launch_source is None else facts.target.launch
-    features = {
-        Feature.GPU: _uses_gpu(facts),
-        Feature.FLASHINFER_MAMBA: _uses_flashinfer_mamba(facts.info, launch),
-    }
-    return {feature: used for feature, used in features.items() if used is not None}
+    used = backends.features(facts.info, launch, preflight=facts.target.launch_source == PREFLIGHT)
+    gpu = _uses_gpu(facts)
+    return used if gpu is None else {**used, Feature.GPU: gpu}
 
 
 def _uses_gpu(facts: ServerFacts) -> bool | None:
@@ -162,15 +78,6 @@ def _uses_gpu(facts: ServerFacts) -> bool | None:
         return True
     # It resolved to another device without being seen to be asked: with NVIDIA hardware that may be the failure.
     return None if facts.nvidia_present else False
-
-
-def _uses_flashinfer_mamba(info: ServerInfo | None, launch: Mapping[str, Any] | None) -> bool | None:
-    if info is not None:
-        return info.mamba_backend == "flashinfer"
-    if launch is None or ("mamba_backend" not in launch and "incomplete" in launch):
-        return None
-    # Never resolved automatically: without the flag it is triton.
-    return bool(launch.get("mamba_backend") == "flashinfer")
 
 
 # -- judgement --------------------------------------------------------------------------------------
@@ -225,34 +132,35 @@ SERVER_UNAUTHORIZED: Final = ConditionType(
     remedy="Mount the server's --api-key as a file and name that file with server_key_file.",
     reasons={token: PROBLEMS[token] for token in sorted(KEY_PROBLEMS)} | _UNKNOWN_REASONS,
 )
-CONDITIONS: Final = (SERVER_NOT_FOUND, SERVER_UNREACHABLE, SERVER_UNAUTHORIZED)
+_REACHED: Final = (SERVER_NOT_FOUND, SERVER_UNREACHABLE, SERVER_UNAUTHORIZED)
+CONDITIONS: Final = (*_REACHED, *running.CONDITIONS)
 
 
-def judge(result: Result[ServerFacts], _world: World) -> Iterable[Finding]:
+def judge(result: Result[ServerFacts], world: World) -> Iterable[Finding]:
     """Say of each condition whether it holds. A server that is starting, or a launch not done yet, is no fault."""
     facts = result.facts
     if facts is None:
         return ()
     now = state(facts)
-    findings = {kind.code: Finding(code=kind.code, status=Status.FALSE) for kind in CONDITIONS}
-    problem = _problem(facts)
+    findings = {kind.code: Finding(code=kind.code, status=Status.FALSE) for kind in _REACHED}
+    found = problem(facts)
     if now is ServerState.NOT_FOUND:
         findings[SERVER_NOT_FOUND.code] = _not_found(facts)
-    elif now is ServerState.UNAUTHORIZED and problem is not None:
+    elif now is ServerState.UNAUTHORIZED and found is not None:
         findings[SERVER_UNAUTHORIZED.code] = Finding(
             code=SERVER_UNAUTHORIZED.code,
             status=Status.TRUE,
-            reason=problem.token,
-            message=problem.sentence,
-            remedy=_REMEDIES.get(problem.token),
+            reason=found.token,
+            message=found.sentence,
+            remedy=_REMEDIES.get(found.token),
         )
-    elif now is ServerState.UNREACHABLE and problem is not None:
+    elif now is ServerState.UNREACHABLE and found is not None:
         findings[SERVER_UNREACHABLE.code] = Finding(
             code=SERVER_UNREACHABLE.code,
             status=Status.TRUE,
-            reason=problem.token,
-            message=problem.sentence,
-            remedy=_REMEDIES.get(problem.token),
+            reason=found.token,
+            message=found.sentence,
+            remedy=_REMEDIES.get(found.token),
         )
     elif now is ServerState.UP and facts.info is None and _serves_info(facts):
         for kind in (SERVER_UNREACHABLE, SERVER_UNAUTHORIZED):
@@ -265,7 +173,7 @@ def judge(result: Result[ServerFacts], _world: World) -> Iterable[Finding]:
     elif now is ServerState.ADDRESS_UNKNOWN:
         for kind in (SERVER_UNREACHABLE, SERVER_UNAUTHORIZED):
             findings[kind.code] = _address_unknown(kind, facts.target)
-    return list(findings.values())
+    return [*findings.values(), *running.judge(facts, world.now)]
 
 
 def _address_unknown(kind: ConditionType, target: Target) -> Finding:
@@ -291,26 +199,34 @@ def _not_found(facts: ServerFacts) -> Finding:
             code=SERVER_NOT_FOUND.code,
             status=Status.TRUE,
             reason="several-servers",
-            message=f"{target.why} {nobody}",
+            message=f"{target.why} {nobody}".strip(),
             remedy="Choose one with server_pid, or with the port in server_url.",
             evidence=tuple(f"process {pid}" for pid in target.candidates),
         )
     if facts.processes is Processes.SHARED:
         return Finding(
-            code=SERVER_NOT_FOUND.code, status=Status.TRUE, reason="no-process", message=f"{target.why} {nobody}"
+            code=SERVER_NOT_FOUND.code,
+            status=Status.TRUE,
+            reason="no-process",
+            message=f"{target.why} {nobody}".strip(),
         )
     return Finding(
         code=SERVER_NOT_FOUND.code,
         status=Status.TRUE,
         reason="connection-refused",
-        message=f"{nobody} {target.why}",
+        message=f"{nobody} {target.why}".strip(),
         remedy="Start the server, or give its address with server_url; with shareProcessNamespace: true it is found.",
     )
 
 
 # -- what is shown ----------------------------------------------------------------------------------
 
-UP: Final = Family(name="server_up", kind="gauge", help="1 while the server's address answers in HTTP, else 0.")
+UP: Final = Family(
+    name="server_up",
+    kind="gauge",
+    help="1 while the server's address answers in HTTP, else 0; also 0 where what answers there is known to be no "
+    "SGLang server.",
+)
 INFO: Final = Family(
     name="server_info",
     kind="info",
@@ -322,11 +238,27 @@ STARTED: Final = Family(
     kind="gauge",
     help="Start of the server's main process in seconds since the epoch; absent while that process cannot be seen.",
 )
+RESIDENT: Final = Family(
+    name="server_resident_memory_bytes",
+    kind="gauge",
+    help="Resident memory of the server's processes by role; memory that they share counts in each.",
+    labels=("role",),
+)
+PROCESSES: Final = Family(
+    name="server_processes",
+    kind="gauge",
+    help="Living processes of the server by role; absent while they cannot be seen.",
+    labels=("role",),
+)
+_EXPECTED_ROLES: Final = (Role.MAIN, Role.SCHEDULER, Role.DETOKENIZER)
+"""Roles that every server has: their number is shown when it is 0, too."""
 
 
 def _up(facts: ServerFacts) -> bool | None:
     """Whether the server answers; None also where a process serves at an address that nobody knows."""
-    return None if state(facts) is ServerState.ADDRESS_UNKNOWN else facts.observation.up
+    if state(facts) is ServerState.ADDRESS_UNKNOWN:
+        return None
+    return False if is_sglang(facts) is False else facts.observation.up
 
 
 def samples(facts: ServerFacts) -> Iterable[Sample]:
@@ -338,6 +270,16 @@ def samples(facts: ServerFacts) -> Iterable[Sample]:
         yield Sample(INFO.name, tuple("" if value is None else str(value) for value in known), 1)
     if facts.target.create_time is not None:
         yield Sample(STARTED.name, (), facts.target.create_time)
+    seen = facts.running
+    if seen is None or seen.problem is not None or seen.cut:
+        return
+    for role in Role:
+        living = seen.of(role)
+        if living or seen.zombies(role) or role in _EXPECTED_ROLES:
+            yield Sample(PROCESSES.name, (role.value,), len(living))
+        sizes = [one.resident for one in living if one.resident is not None]
+        if living and len(sizes) == len(living):
+            yield Sample(RESIDENT.name, (role.value,), sum(sizes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,13 +291,38 @@ class ProblemSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSection:
+    """One process of the server. ``resident`` is in bytes."""
+
+    pid: int
+    role: str
+    resident: int | None
+    zombie: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeniedSection:
+    """Something of the server's processes that may not be read: which, why as a token and a sentence, the way out."""
+
+    what: str
+    token: str
+    sentence: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSection:
     """The server in the report. null: not known.
 
-    ``scope`` says whose environment software facts describe, ``why`` how the server was found. ``launch`` holds
-    allow-listed flags as typed; ``launch_source`` is ``process`` or ``command-line`` (a launch judged beforehand).
-    ``environ`` is ``readable`` or the reason why the server's environment variables cannot be seen.
-    ``started_at`` is in seconds since the epoch.
+    ``answer`` is what the address does with a connection, whoever listens there; ``is_sglang`` whether that is an
+    SGLang server; ``up`` is that it answers in HTTP and is not known to be anything else. ``scope`` says whose
+    environment software facts describe, ``why`` how the server was found. ``launch`` holds allow-listed flags as
+    typed; ``launch_source`` is ``process`` or ``command-line`` (a launch judged beforehand). ``environ`` is
+    ``readable`` or the reason why the server's environment variables cannot be seen. ``started_at`` is in seconds
+    since the epoch. ``processes`` are the main one and all that it started, null where they cannot be seen;
+    ``schedulers_expected`` is how many its sizes make on this node; ``denied`` lists what may not be read of them.
+    ``mapped_elsewhere`` names site-packages that the server has loaded libraries from and that are not in the
+    environment which was examined: then server_python points to another one than the server's.
     """
 
     state: str
@@ -389,18 +356,44 @@ class ServerSection:
     quantization: str | None
     page_size: int | None
     info_problem: ProblemSection | None
+    processes: tuple[ProcessSection, ...] | None = None
+    schedulers_expected: int | None = None
+    denied: tuple[DeniedSection, ...] = ()
+    mapped_elsewhere: tuple[str, ...] = field(default_factory=tuple)
+    is_sglang: bool | None = None
+
+
+def _denied(facts: ServerFacts) -> Iterable[DeniedSection]:
+    """What may not be read, once for each kind of process: eight schedulers are refused alike."""
+    said: set[tuple[str, str]] = set()
+    for one in facts.running.processes if facts.running is not None else ():
+        for name, token in one.denied.items():
+            what = name if one.role is Role.MAIN else f"{name} of {one.role.value}"
+            if (what, token) not in said:
+                said.add((what, token))
+                reason = Denial(token)
+                yield DeniedSection(what=what, token=token, sentence=reason.sentence, remedy=reason.remedy)
+
+
+def _processes(facts: ServerFacts) -> tuple[ProcessSection, ...] | None:
+    if facts.running is None or facts.running.problem is not None:
+        return None
+    return tuple(
+        ProcessSection(pid=one.pid, role=one.role.value, resident=one.resident, zombie=one.zombie)
+        for one in facts.running.processes
+    )
 
 
 def report(facts: ServerFacts) -> Mapping[str, ServerSection]:
     """Give the report's ``server`` key."""
     target, info = facts.target, facts.info or ServerInfo()
-    problem = _problem(facts)
+    trouble = problem(facts)
     return {
         "server": ServerSection(
             state=state(facts).value,
             up=_up(facts),
             answer=None if facts.observation.answer is None else facts.observation.answer.value,
-            ready=facts.observation.ready,
+            ready=None if is_sglang(facts) is False else facts.observation.ready,
             url=target.url,
             url_source=target.url_source,
             pid=target.pid,
@@ -427,7 +420,12 @@ def report(facts: ServerFacts) -> Mapping[str, ServerSection]:
             kv_cache_dtype=info.kv_cache_dtype,
             quantization=info.quantization,
             page_size=info.page_size,
-            info_problem=None if problem is None else ProblemSection(token=problem.token, sentence=problem.sentence),
+            info_problem=None if trouble is None else ProblemSection(token=trouble.token, sentence=trouble.sentence),
+            processes=_processes(facts),
+            schedulers_expected=facts.schedulers_expected,
+            denied=tuple(_denied(facts)),
+            mapped_elsewhere=facts.mapped_elsewhere,
+            is_sglang=is_sglang(facts),
         )
     }
 
@@ -446,7 +444,7 @@ PROBE: Probe[ServerFacts] = Probe(
     collect=collect,
     judge=judge,
     samples=samples,
-    families=(UP, INFO, STARTED),
+    families=(UP, INFO, STARTED, RESIDENT, PROCESSES),
     conditions=CONDITIONS,
     identity=identity,
     report=report,
