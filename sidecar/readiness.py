@@ -56,8 +56,8 @@ def readyz(
 def single(snapshot: Snapshot, catalog: Catalog, name: str, *, stopping: bool) -> Reply | None:
     """Give the answer of /readyz/``name``, or None when there is no such probe or condition.
 
-    A condition fails while it is active. A probe fails while one of its conditions of gate serving or launch is
-    active, whether a server answers or not, and the first probe until its first round ended.
+    A condition fails while it is active, unless it is accepted. A probe fails while one of its conditions of gate
+    serving or launch is active, whether a server answers or not, and the first probe until its first round ended.
     """
     probe = name in catalog.by_name
     if not probe and name not in catalog.conditions:
@@ -109,19 +109,32 @@ def _probe_line(name: str, snapshot: Snapshot, catalog: Catalog, excluded: Colle
 def _note(name: str, snapshot: Snapshot, catalog: Catalog) -> str | None:
     """Why a probe that does not fail is not plainly well either, in tokens."""
     owned = tuple(_owned(name, snapshot, catalog))
-    if active := [condition.code for condition in owned if condition.active]:
+    if active := [_name(condition) for condition in owned if condition.active]:
         return ",".join(active)
     outcome = snapshot.results.get(name, Result(probe=name)).outcome
     if outcome is Outcome.PENDING:
         return outcome.value
-    # By the declared gate: that nobody uses a feature just now does not turn "not looked at" into "ok".
-    if any(_unknown(condition) and catalog.conditions[condition.code].gate is not Gate.NEVER for condition in owned):
+    if any(_unknown(condition) and _could_gate(condition, catalog) for condition in owned):
         return Status.UNKNOWN.value
     return None if outcome is Outcome.OK else outcome.value
 
 
+def _name(condition: Condition) -> str:
+    """Name an active condition as a line does."""
+    return f"{condition.code} accepted" if condition.accepted else condition.code
+
+
+def _could_gate(condition: Condition, catalog: Catalog) -> bool:
+    """Tell whether it would be of a class that gates if it held."""
+    # By the declared gate too: that nobody uses a feature just now does not turn "not looked at" into "ok".
+    gates = (condition.gate, catalog.conditions[condition.code].gate)
+    return not condition.accepted and any(gate is not Gate.NEVER for gate in gates)
+
+
 def _code_reply(code: str, condition: Condition | None) -> Reply:
     """Give the answer for one condition. Unknown passes, and says so."""
+    if condition is not None and condition.active and condition.accepted:
+        return Reply(200, f"[+]{code} ok: accepted\n")
     if condition is not None and condition.active:
         return Reply(503, f"[-]{code} failed: {condition.reason or 'active'}\n")
     if condition is None or _unknown(condition):

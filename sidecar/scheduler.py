@@ -9,7 +9,8 @@ from typing import Any
 
 import structlog
 
-from sidecar.model import Attempt, Clock, Outcome, Probe, ProbeCrash, ProbeTimeout, Skip
+from sidecar.exhaustion import exhausted
+from sidecar.model import Attempt, Clock, Outcome, Probe, ProbeCrash, ProbeTimeout, ProbeUnavailable, Skip
 from sidecar.services import Services
 
 _log = structlog.get_logger()
@@ -54,6 +55,10 @@ class Scheduler:
     def wake(self, probe: str) -> None:
         """Run a probe now instead of at its next turn: a late result of it has arrived."""
         self._wakes[probe].set()
+
+    def woken(self, probe: str) -> bool:
+        """Whether a late result waits for the probe's next run."""
+        return self._wakes[probe].is_set()
 
     def alive(self) -> str | None:
         """None while every probe's task makes progress, else a token-like sentence naming one that does not.
@@ -105,6 +110,8 @@ class Scheduler:
                 facts = await probe.collect(self._services)
         except Skip as skip:
             outcome, detail = Outcome.SKIPPED, str(skip)
+        except ProbeUnavailable as missing:
+            outcome, detail = Outcome.UNAVAILABLE, str(missing)
         except ProbeTimeout as timeout:
             outcome, detail, where, stuck = Outcome.TIMEOUT, str(timeout), timeout.where, timeout.stuck
         except TimeoutError:
@@ -112,8 +119,14 @@ class Scheduler:
         except ProbeCrash as crash:
             outcome, detail = Outcome.CRASHED, str(crash)
         except Exception as error:  # noqa: BLE001 - a bug in one probe must not end the agent
-            outcome, detail = Outcome.ERROR, f"{type(error).__name__} in the {probe.name} probe: a bug of the sidecar."
-            _log.error("probe failed", probe=probe.name, exc_info=error)
+            outcome = Outcome.ERROR
+            if isinstance(error, OSError) and exhausted(error):
+                # Nothing was looked at, and nobody's code is at fault.
+                why = (error.strerror or type(error).__name__).lower()
+                detail = f"The system refuses the agent what the {probe.name} probe needs: {why}."
+            else:
+                detail = f"{type(error).__name__} in the {probe.name} probe: a bug of the sidecar."
+                _log.error("probe failed", probe=probe.name, exc_info=error)
         return Attempt(
             probe=probe.name,
             outcome=outcome,

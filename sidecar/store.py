@@ -8,12 +8,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sidecar.conditions import Memory, judge
+from sidecar.conditions import NO_OVERRIDES, Memory, Overrides, judge
+from sidecar.drift import advance, compare, resume
 from sidecar.model import (
     FAILURES,
     Attempt,
+    Baseline,
     Clock,
     Condition,
+    Demo,
+    Known,
+    Observed,
     Outcome,
     Probe,
     Result,
@@ -40,27 +45,51 @@ class Store:
         required: Collection[str],
         clock: Clock,
         lifetimes: Mapping[str, float],
+        overrides: Overrides = NO_OVERRIDES,
+        observe: Callable[[Mapping[str, Result[Any]]], Mapping[str, Observed]] = lambda _results: {},
+        demo: Demo | None = None,
         on_fault: Callable[[str, Exception], None] = lambda _probe, _error: None,
     ) -> None:
-        """``lifetimes``: seconds that a probe's facts live after its last success."""
+        """``lifetimes``: seconds that a probe's facts live after its last success.
+
+        ``observe`` gives what all results together know of the environment's items. ``demo`` says what is shown
+        instead of this machine.
+        """
         self._probes = tuple(probes)
         self._standing = standing
         self._settings = settings
         self._required = frozenset(required)
         self._clock = clock
         self._lifetimes = dict(lifetimes)
+        self._overrides = overrides
+        self._observe = observe
+        self._demo = demo
         self._on_fault = on_fault
+        self._known = Known()
         self._memory = Memory()
+        self._faulty: frozenset[tuple[str, str]] = frozenset()
         self._results: dict[str, Result[Any]] = {probe.name: Result(probe=probe.name) for probe in probes}
         self._history: deque[Transition] = deque(maxlen=HISTORY)
         self._listeners: list[Listener] = []
         self._ready_transitions = {True: 0, False: 0}
+        self._condition_transitions = {True: 0, False: 0}
         self._snapshot = self._judge(generation=1)
 
     @property
     def snapshot(self) -> Snapshot:
         """The current snapshot; never None, pending before the first result."""
         return self._snapshot
+
+    def restore(self, known: Known, stuck: Mapping[str, Result[Any]]) -> None:
+        """Go on from what was known before a restart, by probes that are still there. Only before the first result."""
+        self._known = known
+        self._results |= {name: result for name, result in stuck.items() if name in self._results}
+        self._snapshot = self._judge(generation=self._snapshot.generation + 1)
+
+    def resume(self, known: Known) -> Snapshot:
+        """Go on from what was known before a restart although there are results by now."""
+        self._known = resume(known, self._known, self._clock.time())
+        return self._advance()
 
     def subscribe(self, listener: Listener) -> None:
         """Have ``listener(before, after)`` called after each publication."""
@@ -121,6 +150,10 @@ class Store:
 
     def _judge(self, generation: int) -> Snapshot:
         now = self._clock.time()
+        environment = self._observe(self._results)
+        self._known = advance(self._known, environment, now)
+        baseline = self._baseline()
+        drifts = () if baseline is None else compare(baseline.items, environment)
         judgement = judge(
             self._probes,
             self._results,
@@ -129,15 +162,18 @@ class Store:
             required=self._required,
             memory=self._memory,
             now=now,
+            overrides=self._overrides,
+            environment=environment,
+            drifts=drifts,
         )
         self._memory = judgement.memory
-        for probe, error in judgement.faults:
-            self._on_fault(probe, error)
+        self._tell_faults(judgement.faults)
         if generation > 1:
             self._record(now, self._snapshot.conditions, judgement.conditions)
             was, is_ = self._snapshot.verdict, judgement.verdict
             if was.ready != is_.ready:
                 self._ready_transitions[is_.ready] += 1
+            if (was.pending, was.ready) != (is_.pending, is_.ready):
                 names = {True: "ready", False: "not-ready"}
                 self._history.append(
                     Transition(
@@ -158,13 +194,47 @@ class Store:
             verdict=judgement.verdict,
             history=tuple(self._history),
             ready_transitions=MappingProxyType(dict(self._ready_transitions)),
+            condition_transitions=MappingProxyType(dict(self._condition_transitions)),
+            environment=MappingProxyType(dict(environment)),
+            baseline=baseline,
+            drifts=drifts,
+            known=self._known,
+            demo=self._demo,
         )
+
+    def _baseline(self) -> Baseline | None:
+        for probe in self._probes:
+            if probe.baseline is not None and (facts := self._results[probe.name].facts) is not None:
+                return probe.baseline(facts)
+        return None
+
+    def _tell_faults(self, faults: Sequence[tuple[str, Exception]]) -> None:
+        """Tell of each fault when it begins, not each time it is met again."""
+        now = {(probe, repr(error)): error for probe, error in faults}
+        for (probe, text), error in now.items():
+            if (probe, text) not in self._faulty:
+                self._on_fault(probe, error)
+        self._faulty = frozenset(now)
 
     def _record(self, now: float, before: Mapping[str, Condition], after: Mapping[str, Condition]) -> None:
         for code, condition in after.items():
-            was, is_ = label(before[code]), label(condition)
-            if was != is_ and "active" in (was, is_):
+            if (words := change(before[code], condition)) is not None:
+                was, is_ = words
                 self._history.append(Transition(at=now, subject=code, before=was, after=is_, reason=condition.reason))
+                if before[code].active is not condition.active:
+                    self._condition_transitions[condition.active] += 1
+
+
+def change(before: Condition, after: Condition) -> tuple[str, str] | None:
+    """Put a change that people want to see into two words; None where there is none.
+
+    Such are the beginning and the end of being active, and another severity while it lasts: what was only
+    informational may page from then on.
+    """
+    was, is_ = label(before), label(after)
+    if was == is_ == "active" and before.severity is not after.severity:
+        return before.severity.value, after.severity.value
+    return (was, is_) if was != is_ and "active" in (was, is_) else None
 
 
 def label(condition: Condition) -> str:

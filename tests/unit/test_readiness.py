@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
+import pytest
+import yaml
+
+from sidecar.catalog import build, discover
+from sidecar.conditions import Overrides
+from sidecar.config import load
 from sidecar.model import Gate, Outcome, Severity, Status
 from sidecar.readiness import livez, readyz, single, startupz
 from tests.samples import catalog, condition, snapshot
 
 LOST = condition("gpu-lost", Status.TRUE)
 MISSING = condition("nvml-library-missing", Status.TRUE)
+ACCEPTED = condition("gpu-lost", Status.TRUE, severity=Severity.INFO, gate=Gate.NEVER, accepted=True)
 
 
 def test_ready_is_a_bare_ok() -> None:
@@ -53,6 +61,12 @@ def test_answers_carry_tokens_and_never_messages() -> None:
         (snapshot(outcomes={"packages": Outcome.CRASHED}), "[+]packages ok: crashed, not gating"),
         (snapshot(outcomes={"packages": Outcome.SKIPPED}), "[+]packages ok: skipped, not gating"),
         (snapshot(condition("gpu-lost", Status.UNKNOWN, relevant=False)), "[+]driver ok"),
+        (snapshot(ACCEPTED), "[+]driver ok: gpu-lost accepted, not gating"),
+        (snapshot(condition("gpu-lost", Status.UNKNOWN, gate=Gate.NEVER, accepted=True)), "[+]driver ok"),
+        (
+            snapshot(condition("thermal-slowdown", Status.UNKNOWN, gate=Gate.SERVING)),
+            "[+]driver ok: unknown, not gating",
+        ),
         (snapshot(condition("gpu-lost", Status.TRUE, consequence_of="nvml-library-missing")), "[+]driver ok"),
     ],
 )
@@ -124,6 +138,8 @@ def test_exclude_that_matches_nothing_warns_safely() -> None:
             200,
             "[+]gpu-lost ok: consequence of nvml-library-missing\n",
         ),
+        ("gpu-lost", snapshot(ACCEPTED), 200, "[+]gpu-lost ok: accepted\n"),
+        ("driver", snapshot(ACCEPTED), 200, "[+]driver ok: gpu-lost accepted\n"),
         ("driver-hung", snapshot(condition("driver-hung", Status.TRUE)), 503, "[-]driver-hung failed: some-reason\n"),
         ("driver", snapshot(MISSING), 503, "[-]driver failed: nvml-library-missing\n"),
         ("driver", snapshot(condition("driver-hung", Status.TRUE)), 200, "[+]driver ok: driver-hung\n"),
@@ -162,3 +178,52 @@ def test_livez_and_startupz_name_their_reason() -> None:
     assert livez(None, verbose=True).text == "[+]scheduler ok\nlivez check passed\n"
     assert livez("scheduler-stalled").text == "[-]scheduler failed: scheduler-stalled\nlivez check failed\n"
     assert startupz("first-round").status == 503
+
+
+# -- what people read of it -----------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "readiness.md").read_text()
+
+
+def test_the_page_quotes_lines_as_they_are() -> None:
+    """Each line that the documentation explains is one that the endpoint gives."""
+    unknown = condition("flashinfer-import-failed", Status.UNKNOWN)
+    given = [
+        readyz(snapshot(LOST, blockers=("gpu-lost",)), catalog(), stopping=True),
+        readyz(snapshot(LOST, blockers=("gpu-lost",)), catalog(), stopping=False, verbose=True, exclude=["gpu-lost"]),
+        readyz(snapshot(condition("driver-hung", Status.TRUE)), catalog(), stopping=False, verbose=True),
+        readyz(snapshot(ACCEPTED), catalog(), stopping=False, verbose=True),
+        readyz(snapshot(unknown), catalog(), stopping=False, verbose=True, exclude=["driver"]),
+        readyz(snapshot(outcomes={"flashinfer": Outcome.PENDING}), catalog(), stopping=False, verbose=True),
+        readyz(snapshot(outcomes={"packages": Outcome.TIMEOUT}), catalog(), stopping=False, verbose=True),
+        readyz(snapshot(pending=True), catalog(), stopping=False),
+    ]
+    lines = {line for reply in given for line in reply.text.splitlines()}
+    quoted = re.findall(r"^\| `(\[[^`]*)`", PAGE, re.MULTILINE)
+    assert len(quoted) == 11
+    assert set(quoted) <= lines
+
+
+def test_the_page_wires_endpoints_that_exist() -> None:
+    """The manifest that is copied from the documentation names the probe endpoints and the default port."""
+    [manifest] = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+    [container] = manifest["containers"]
+    paths = {name: probe["httpGet"]["path"] for name, probe in container.items() if name.endswith("Probe")}
+    assert paths == {"readinessProbe": "/readyz", "livenessProbe": "/livez"}
+    assert container["ports"] == [{"name": "sglang-sidecar", "containerPort": 9477}]
+
+
+def test_the_page_s_settings_are_accepted(tmp_path: Path) -> None:
+    """The overrides that the documentation shows are read as it says."""
+    [text] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    file = tmp_path / "sidecar.toml"
+    file.write_text(text)
+    real = build(discover())
+    settings = load(
+        file=file, environ={}, flags={}, probe_names=(), allowed_requirements=(), conditions=tuple(real.conditions)
+    ).settings
+    assert Overrides.of(settings) == Overrides(
+        gate={"environment-drift": Gate.SERVING, "gpu-lost": Gate.NEVER},
+        severity={"duplicate-distribution": Severity.INFO},
+        accept=frozenset({"nvml-binding-conflict"}),
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
-from sidecar.model import Attempt, Outcome, Probe, ProbeCrash, ProbeTimeout, Skip
+from sidecar.model import Attempt, Outcome, Probe, ProbeCrash, ProbeTimeout, ProbeUnavailable, Skip
 from sidecar.scheduler import MARGIN, SLACK, Scheduler
 from tests.builders import FakeClock, probe
 
@@ -39,12 +40,20 @@ async def _skip(_services: Any) -> Any:
     raise Skip("not here")
 
 
+async def _unavailable(_services: Any) -> Any:
+    raise ProbeUnavailable("no such program")
+
+
 async def _timeout(_services: Any) -> Any:
     raise ProbeTimeout("hung", where="nvmlInit", stuck=True)
 
 
 async def _crash(_services: Any) -> Any:
     raise ProbeCrash("died")
+
+
+async def _exhausted(_services: Any) -> Any:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 async def _bug(_services: Any) -> Any:
@@ -55,9 +64,11 @@ async def _bug(_services: Any) -> Any:
     ("collect", "outcome", "detail"),
     [
         (_skip, Outcome.SKIPPED, "not here"),
+        (_unavailable, Outcome.UNAVAILABLE, "no such program"),
         (_timeout, Outcome.TIMEOUT, "hung"),
         (_crash, Outcome.CRASHED, "died"),
         (_bug, Outcome.ERROR, "ZeroDivisionError"),
+        (_exhausted, Outcome.ERROR, "The system refuses the agent what the driver probe needs: too many open files."),
     ],
 )
 async def test_every_ending_is_an_outcome(clock: FakeClock, collect: Any, outcome: Outcome, detail: str) -> None:
