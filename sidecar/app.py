@@ -5,28 +5,43 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
 import signal
+import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from sidecar import __version__
-from sidecar.catalog import Catalog, build, discover
-from sidecar.config import ImportPolicy, NvmlMode, Settings
+from sidecar import __version__, progress
+from sidecar.catalog import FIRST_ROUND, Catalog, build, discover
+from sidecar.conditions import Overrides
+from sidecar.config import ImportPolicy, Listen, NvmlMode, Settings
+from sidecar.credentials import Credentials
+from sidecar.demo import Recording, load, replay
 from sidecar.environment import Environment
+from sidecar.imports import Importer
 from sidecar.isolation import Isolation
-from sidecar.model import Outcome, Probe, Severity, Snapshot
+from sidecar.keeper import Keeper
+from sidecar.memory import MemoryLimit
+from sidecar.model import Outcome, Placement, Probe, Severity, Snapshot
 from sidecar.nvml.client import NvmlClient
+from sidecar.offload import in_daemon_thread
+from sidecar.processes import ProcessReader
 from sidecar.scheduler import Scheduler
 from sidecar.serverinfo import ServerClient
 from sidecar.services import Services
-from sidecar.store import Store, label
+from sidecar.state import StateFile
+from sidecar.store import Store, change, label
 from sidecar.target import TargetFinder, stand
+
+if TYPE_CHECKING:
+    from sidecar.access import Access
 
 _log = structlog.get_logger()
 
@@ -38,6 +53,7 @@ FIRST_VERDICTS = ("driver", "packages", "flashinfer")
 """The probes whose first result /startupz waits for: the driver round and the static verdicts."""
 
 
+LAST_PORT = 65535
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -67,7 +83,7 @@ class Agent:
     services: Services
     store: Store
     scheduler: Scheduler
-    stopping: bool = False
+    stop: asyncio.Event
     started_at: float = 0.0
 
     @classmethod
@@ -78,17 +94,22 @@ class Agent:
         once: bool = False,
         environ: Mapping[str, str] | None = None,
         proc: Path = Path("/proc"),
+        dev: Path = Path("/dev"),
+        demo: Recording | None = None,
+        stop: asyncio.Event | None = None,
     ) -> Agent:
         """Build an agent; nothing runs yet. Needs a running event loop.
 
-        ``once`` is for `check`. ``environ`` and ``proc`` are this machine's own unless a test puts others in their
-        place.
+        ``once`` is for `check`. ``environ``, ``proc`` and ``dev`` are this machine's own unless a test puts others
+        in their place. ``demo`` is looked at instead of this machine. ``stop`` is set by whoever wants it to end.
         """
         environ = os.environ if environ is None else environ
+        if demo is not None:
+            settings = replay.settings_for(settings)
         probes = tuple(
             replace(
                 probe,
-                interval=settings.intervals.get(probe.name, probe.interval),
+                interval=settings.intervals.get(probe.name, probe.interval if demo is None else replay.INTERVAL),
                 deadline=settings.deadlines.get(probe.name, probe.deadline),
             )
             for probe in discover()
@@ -101,25 +122,17 @@ class Agent:
         )
         catalog = build(probes)
         clock = SystemClock()
-        standing = stand(settings, proc=proc, environ=environ)
-        isolation = Isolation()
-        targets = TargetFinder(settings, standing, clock, proc=proc, environ=environ)
-        services = Services(
-            settings=settings,
-            clock=clock,
-            standing=standing,
-            isolation=isolation,
-            nvml=NvmlClient(isolation, environ=environ, proc=proc, oneshot=settings.nvml is NvmlMode.ONESHOT),
-            targets=targets,
-            server=ServerClient(settings, clock),
-            environment=Environment(
-                isolation, clock, settings, placement=standing.placement, proc=proc, environ=environ
-            ),
-            wake=lambda name: scheduler.wake(name),  # noqa: PLW0108 - the scheduler is made below
-        )
+
+        def wake(name: str) -> None:
+            scheduler.wake(name)  # made below
+
+        if demo is None:
+            services = _of_this_machine(settings, clock, wake, environ=environ, proc=proc, dev=dev)
+        else:
+            services = replay.services(demo, settings=settings, clock=clock, wake=wake, frozen=once)
         store = Store(
             catalog.probes,
-            standing=standing,
+            standing=services.standing,
             settings=settings,
             required=required_codes(catalog, settings),
             clock=clock,
@@ -128,6 +141,9 @@ class Agent:
                 probe.name: math.inf if once else 3 * probe.interval + probe.deadline
                 for probe in probes
             },
+            overrides=Overrides.of(settings),
+            observe=catalog.observed,
+            demo=None if demo is None else demo.demo,
             on_fault=lambda probe, error: _log.error("judge failed", probe=probe, exc_info=error),
         )
         scheduler = Scheduler(
@@ -143,6 +159,7 @@ class Agent:
             services=services,
             store=store,
             scheduler=scheduler,
+            stop=stop or asyncio.Event(),
             started_at=clock.monotonic(),
         )
 
@@ -150,12 +167,18 @@ class Agent:
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
+        await self.services.imports.close()
         await self.services.environment.close()
         await self.services.nvml.close()
         await self.services.server.close()
         await self.services.isolation.close()
 
     # -- what the web side asks ---------------------------------------------------------------------
+
+    @property
+    def stopping(self) -> bool:
+        """True once the process was told to end."""
+        return self.stop.is_set()
 
     def alive(self) -> str | None:
         """None while the scheduler makes progress, else a token-like reason."""
@@ -176,50 +199,54 @@ class Agent:
     async def check(self) -> Snapshot:
         """Run every probe once, wait for an import that was started, and return the final snapshot."""
         await asyncio.gather(*(self._once(probe) for probe in self.catalog.probes))
-        if await self.services.environment.wait_import():
-            probe = next(probe for probe in self.catalog.probes if probe.name == "flashinfer")
-            await self._once(probe)
+        await self.services.imports.wait()
+        # An import may have ended while another probe was still busy: then nothing is left to wait for.
+        if woken := [probe for probe in self.catalog.probes if self.scheduler.woken(probe.name)]:
+            # And it may outlast the driver's reading, by which others judge the GPUs.
+            await self._once(self.catalog.by_name[FIRST_ROUND])
+            await asyncio.gather(*map(self._once, woken))
         return self.store.snapshot
 
     async def _once(self, probe: Probe[Any]) -> None:
         self.store.publish(await self.scheduler.attempt(probe))
 
-    async def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises `sidecar.web.ListenError` for an address that cannot be had."""
+    async def serve(self, sockets: Sequence[socket.socket], access: Access | None = None) -> None:
+        """Serve on listening sockets until `stop` is set. They are closed at the end.
+
+        ``access`` says who may ask for what; None: everybody for everything.
+        """
         # Here: a check needs neither, and would pay for them with a tenth of its time.
         from sidecar.exposition import Exposition
-        from sidecar.web import Web, bind
+        from sidecar.web import Web
 
-        stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-
-        def on_signal(number: signal.Signals) -> None:
-            if stop.is_set():
-                os._exit(128 + number)  # asked twice: whatever still hangs is not waited for
-            self.stopping = True
-            stop.set()
-
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, on_signal, number)
-        sockets = bind(self.settings.listen)
-        web = Web(self.store, Exposition(self.catalog), self.catalog, state=self)
+        web = Web(self.store, Exposition(self.catalog), self.catalog, state=self, access=access)
         async with AsyncExitStack() as stack:
             await web.start(sockets)
             stack.push_async_callback(web.stop)
-            addresses = [f"{name[0]}:{name[1]}" for name in (sock.getsockname() for sock in sockets)]
+            addresses = [_shown(sock.getsockname()) for sock in sockets]
             _log.info(
                 "listening",
                 addresses=addresses,
+                tls=access is not None and access.context is not None,
                 version=__version__,
                 placement=self.services.standing.placement.value,
                 processes=self.services.standing.processes.value,
             )
             self.store.subscribe(log_transitions)
-            work = [
+            work = []
+            if self.settings.state_dir is not None:
+                keeper = self._keeper(self.settings.state_dir)
+                # Before the first result: what was known is what that is compared with.
+                await keeper.restore()
+                work.append(loop.create_task(keeper.run(), name="keeper"))
+            work += [
                 loop.create_task(self.scheduler.run(), name="scheduler"),
                 loop.create_task(self._expire(), name="expiry"),
             ]
-            stopper = loop.create_task(stop.wait(), name="stop")
+            if access is not None:
+                work.append(loop.create_task(access.watch(self.clock), name="access"))
+            stopper = loop.create_task(self.stop.wait(), name="stop")
             try:
                 done, _ = await asyncio.wait({*work, stopper}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {stopper}:
@@ -231,6 +258,15 @@ class Agent:
                     task.cancel()
                 await asyncio.wait(work, timeout=1.0)
 
+    def _keeper(self, directory: str) -> Keeper:
+        return Keeper(
+            StateFile(Path(directory), on_host=self.services.standing.placement is Placement.HOST),
+            self.store,
+            self.clock,
+            memory=self.services.memory,
+            wake=self.scheduler.wake,
+        )
+
     async def _expire(self) -> None:
         """Publish anew when facts reach the end of their life without a probe that says so."""
         while True:
@@ -240,6 +276,17 @@ class Agent:
                 self.store.refresh()
                 continue
             await self.clock.sleep(1.0 if at is None else min(max(at - now, 0.05), 5.0))
+
+
+def _shown(address: tuple[Any, ...]) -> str:
+    """An address as a URL has it."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def on_host(placement: Placement | None) -> bool:
+    """Whether the agent runs on a host, among other users; None is found out."""
+    return stand(Settings(placement=placement)).placement is Placement.HOST
 
 
 def required_codes(catalog: Catalog, settings: Settings) -> frozenset[str]:
@@ -253,8 +300,7 @@ def required_codes(catalog: Catalog, settings: Settings) -> frozenset[str]:
 def log_transitions(before: Snapshot, after: Snapshot) -> None:
     """Log what changed between two snapshots, and nothing else."""
     for code, condition in after.conditions.items():
-        was, is_ = label(before.conditions[code]), label(condition)
-        if was == is_ or "active" not in (was, is_):
+        if change(before.conditions[code], condition) is None:
             continue
         if condition.active:
             tell = _log.info if condition.severity is Severity.INFO else _log.warning
@@ -267,7 +313,7 @@ def log_transitions(before: Snapshot, after: Snapshot) -> None:
                 remedy=condition.remedy,
             )
         else:
-            _log.info("condition cleared", code=code, now=is_, reason=condition.reason)
+            _log.info("condition cleared", code=code, now=label(condition), reason=condition.reason)
     for name, result in after.results.items():
         previous = before.results[name].outcome
         if result.outcome is not previous and not (
@@ -276,18 +322,116 @@ def log_transitions(before: Snapshot, after: Snapshot) -> None:
             _log.info(
                 "probe outcome", probe=name, before=previous.value, now=result.outcome.value, detail=result.detail
             )
-    if before.verdict.ready != after.verdict.ready:
+    if (before.verdict.pending, before.verdict.ready) != (after.verdict.pending, after.verdict.ready):
         _log.info("readiness", ready=after.verdict.ready, blockers=list(after.verdict.blockers))
 
 
-async def serve(settings: Settings) -> None:
-    """Run the agent until it is told to stop."""
-    async with Agent.create(settings) as agent:
-        await agent.serve()
+async def serve(settings: Settings, demo: str | None = None) -> None:
+    """Run the agent until SIGTERM, SIGINT or SIGHUP; in a demo one for each replica of the scenario.
+
+    Raises `sidecar.web.ListenError` for an address that cannot be had, `sidecar.access.AccessError` for a file that
+    cannot be used, `sidecar.demo.UnknownScenarioError`.
+    """
+    from sidecar.access import Access  # a check is faster without the HTTP server and what belongs to it
+    from sidecar.web import bind
+
+    recordings: tuple[Recording | None, ...] = (None,) if demo is None else load(demo)
+    stop = _stop_on_signals()
+    access = None
+    if settings.tls_cert_file is not None or settings.token_file is not None:
+        access = Access(settings)
+        await in_daemon_thread(access.load)
+    async with AsyncExitStack() as stack:
+        running = []
+        for number, recording in enumerate(recordings):
+            sockets = bind(tuple(_shifted(one, number) for one in settings.listen))
+            for one in sockets:
+                stack.callback(one.close)
+            agent = await stack.enter_async_context(Agent.create(settings, demo=recording, stop=stop))
+            running.append((agent, sockets, recording))
+        async with asyncio.TaskGroup() as group:
+            for agent, sockets, recording in running:
+                group.create_task(_serve_one(agent, sockets, recording, access))
 
 
-async def check(settings: Settings) -> tuple[Snapshot, Catalog]:
-    """Run every probe once and judge."""
+async def _serve_one(
+    agent: Agent, sockets: Sequence[socket.socket], recording: Recording | None, access: Access | None
+) -> None:
+    if recording is not None:
+        shown = recording.demo
+        structlog.contextvars.bind_contextvars(demo=shown.scenario)
+        if shown.replica is not None:
+            structlog.contextvars.bind_contextvars(replica=shown.replica)
+        _log.warning("this is a demo: what is shown was recorded, and nothing of this machine", shows=shown.shows)
+    await agent.serve(sockets, access)
+
+
+def _shifted(listen: Listen, number: int) -> Listen:
+    """The address of a replica: the same host, and as many ports further; the kernel's choice stays its choice."""
+    if not listen.port or not number:
+        return listen
+    if listen.port + number > LAST_PORT:
+        from sidecar.web import ListenError  # a check is faster without the HTTP server
+
+        raise ListenError(
+            f"replica {number + 1} of the demo would listen on port {listen.port + number}, and ports end at "
+            f"{LAST_PORT}; set `listen` to a lower port"
+        )
+    return replace(listen, port=listen.port + number)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Give an event that is set when the process is told to end."""
+    stop = asyncio.Event()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(128 + number)  # asked twice: whatever still hangs is not waited for
+        stop.set()
+
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return stop
+
+
+def _of_this_machine(
+    settings: Settings,
+    clock: SystemClock,
+    wake: Callable[[str], None],
+    *,
+    environ: Mapping[str, str],
+    proc: Path,
+    dev: Path,
+) -> Services:
+    """The edges to the machine that the agent runs on."""
+    standing = stand(settings, proc=proc, environ=environ)
+    isolation = Isolation()
+    credentials = Credentials(proc=proc, environ=environ)
+    return Services(
+        settings=settings,
+        clock=clock,
+        standing=standing,
+        isolation=isolation,
+        nvml=NvmlClient(isolation, environ=environ, proc=proc, dev=dev, oneshot=settings.nvml is NvmlMode.ONESHOT),
+        targets=TargetFinder(settings, standing, clock, proc=proc, environ=environ),
+        server=ServerClient(settings, clock),
+        processes=ProcessReader(clock, proc=proc),
+        environment=Environment(isolation, clock, settings, credentials),
+        imports=Importer(
+            isolation,
+            clock,
+            credentials,
+            placement=standing.placement,
+            with_devices=settings.import_with_devices,
+            memory=MemoryLimit(proc=proc),
+        ),
+        wake=wake,
+    )
+
+
+async def check(settings: Settings, demo: str | None = None) -> tuple[Snapshot, Catalog]:
+    """Run every probe once and judge; in a demo, how its first replica ends. Raises `UnknownScenarioError`."""
+    recording = None if demo is None else load(demo)[0]
     if "import" not in settings.explicit:
         # Someone asked and waits: unless told otherwise, prove it by a real import.
         settings = replace(settings, import_policy=ImportPolicy.ALWAYS)
@@ -296,5 +440,15 @@ async def check(settings: Settings) -> tuple[Snapshot, Catalog]:
     for number in STOP_SIGNALS:
         # Cancelled rather than killed: children and their folders are gone afterwards.
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    async with Agent.create(settings, once=True) as agent:
-        return await agent.check(), agent.catalog
+    async with Agent.create(settings, once=True, demo=recording) as agent:
+
+        def waiting_for() -> list[str]:
+            results = agent.store.snapshot.results.values()
+            return [result.probe for result in results if result.outcome is Outcome.PENDING]
+
+        imports = agent.services.imports
+        async with progress.shown(
+            sys.stderr, waiting_for, lambda: imports.stage, lambda: shutil.get_terminal_size().columns
+        ):
+            snapshot = await agent.check()
+        return snapshot, agent.catalog

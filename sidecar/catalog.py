@@ -1,29 +1,24 @@
 """One list of everything the agent can say: probes, metric families, conditions, settings.
 
 The exposition, the report, the endpoints, the documentation and the tests all read this list, so none of
-them can name something that the others do not know. ``python -m sidecar.catalog --write docs/`` writes the
-generated pages of the documentation.
+them can name something that the others do not know.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import pkgutil
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 import structlog
 
 from sidecar import probes as probe_package
-from sidecar.config import SETTINGS
-from sidecar.model import ConditionType, Family, Probe, Result
+from sidecar.config import SETTINGS, Setting, with_options
+from sidecar.model import ConditionType, Family, Observed, Probe, Result, Scope
 
 PREFIX = "sglang_sidecar_"
 """What every exported family's name starts with; `Family.name` leaves it out."""
@@ -35,11 +30,22 @@ AGENT_FAMILIES: tuple[Family, ...] = (
         help="Version of the sidecar and of the Python that runs it; always 1",
         labels=("version", "python_version"),
     ),
+    Family(
+        name="demo",
+        kind="gauge",
+        help="1 while a recorded scenario is shown instead of this machine; absent otherwise",
+    ),
     Family(name="ready", kind="gauge", help="1 when /readyz answers 200, 0 when it answers 503"),
     Family(
         name="ready_transitions_total",
         kind="counter",
         help="Changes of the readiness verdict since the sidecar started, by the verdict changed to",
+        labels=("to",),
+    ),
+    Family(
+        name="condition_transitions_total",
+        kind="counter",
+        help="Beginnings and ends of conditions being active since the sidecar started, of all conditions together",
         labels=("to",),
     ),
     Family(
@@ -102,20 +108,56 @@ AGENT_FAMILIES: tuple[Family, ...] = (
         help="The identity of the environment: one series per item, its version in the label value; always 1",
         labels=("item", "value"),
     ),
+    Family(
+        name="environment_changes_total",
+        kind="counter",
+        help=(
+            "Changes of the environment's item that were seen, across restarts where `state_dir` is set; "
+            "what was unknown in between or before is no change"
+        ),
+        labels=("item",),
+    ),
+    Family(
+        name="environment_last_change_timestamp_seconds",
+        kind="gauge",
+        help="When a change of the item was last seen, in seconds since the epoch; absent while there was none",
+        labels=("item",),
+    ),
+    Family(
+        name="baseline_loaded",
+        kind="gauge",
+        help="1 when the baseline could be read, 0 when not; absent where none is set",
+    ),
+    Family(
+        name="drift_items",
+        kind="gauge",
+        help="Number of items that are not as the baseline wants them; absent where none is loaded",
+    ),
+    Family(
+        name="drift",
+        kind="gauge",
+        help="1 while the item is not as the baseline wants it; absent otherwise",
+        labels=("item",),
+    ),
 )
 """The families that belong to the agent itself rather than to one probe."""
 
 FIRST_ROUND = "driver"
 """The probe whose first round readiness waits for (and only its: no other question is asked of every server)."""
 
+CAUSE_ENDED = "cause-ended"
+"""The token of what was the consequence of a condition that ended, until its own probe looks again."""
+
 COMMON_REASONS: Mapping[str, str] = {
     "pending": "the probe has not finished its first round",
     "expired": "what was known is too old",
     "not-judged": "the probe's facts do not tell",
     "probe-skipped": "the probe's question does not arise here",
+    "probe-unavailable": "what the probe was told to ask, as an interpreter, is not there or cannot be used",
     "probe-timeout": "the probe did not answer in time, and what was known is too old",
     "probe-crashed": "the probe's child process ended without an answer, and what was known is too old",
     "probe-error": "the probe failed, which is a bug of the sidecar",
+    CAUSE_ENDED: "what explained it ended, and its probe has not looked since",
     "judge-failed": "the judgement failed, which is a bug of the sidecar",
 }
 """Tokens that any condition may carry while it is unknown."""
@@ -158,6 +200,11 @@ class Catalog:
     requirable: Mapping[str, tuple[str, ...]]
 
     @property
+    def settings(self) -> tuple[Setting, ...]:
+        """Every setting: the agent's own, then those that probes declare."""
+        return with_options(option for probe in self.probes for option in probe.options)
+
+    @property
     def by_name(self) -> Mapping[str, Probe[Any]]:
         """The probes by name, in their order."""
         return {probe.name: probe for probe in self.probes}
@@ -167,20 +214,38 @@ class Catalog:
 
         Where two probes know the same item, the packages probe wins, then the earlier probe.
         """
-        ranked = sorted(self.probes, key=lambda probe: probe.name != _IDENTITY_FIRST)
-        merged: dict[str, IdentityItem] = {}
-        for probe in ranked:
+        return {
+            item: IdentityItem(value=one.value, probe=one.source.partition("/")[0])
+            for item, one in self.observed(results).items()
+            if one.value is not None
+        }
+
+    def observed(self, results: Mapping[str, Result[Any]]) -> Mapping[str, Observed]:
+        """What is known of the environment's items: value, source and build, and what is proven absent.
+
+        An item that one probe knows is not absent because another one did not find it.
+        """
+        merged: dict[str, Observed] = {}
+        for probe in sorted(self.probes, key=lambda probe: probe.name != _IDENTITY_FIRST):
             result = results.get(probe.name)
             if result is None or result.facts is None:
                 continue
             try:
-                items = probe.identity(result.facts)
+                items, builds = probe.identity(result.facts), probe.builds(result.facts)
             except Exception:  # noqa: BLE001 - one probe's defect must not silence all others
                 _log.exception("the identity of a probe was left out", probe=probe.name)
                 continue
+            source = _source(probe.name, result)
             for item, value in items.items():
-                merged.setdefault(item, IdentityItem(value=value, probe=probe.name))
+                if item not in merged or (merged[item].value is None and value is not None):
+                    merged[item] = Observed(value=value, source=source, build=builds.get(item))
         return dict(sorted(merged.items()))
+
+
+def _source(probe: str, result: Result[Any]) -> str:
+    """Name a probe and whose environment it read: another scope is another environment."""
+    scope = getattr(result.facts, "scope", None)
+    return f"{probe}/{scope.value}" if isinstance(scope, Scope) else probe
 
 
 def discover(package: ModuleType = probe_package) -> tuple[Probe[Any], ...]:
@@ -208,7 +273,9 @@ def build(probes: Iterable[Probe[Any]]) -> Catalog:
     """
     declared = tuple(probes)
     families = [("the agent", family) for family in AGENT_FAMILIES]
-    families += [(probe.name, family) for probe in declared for family in probe.families]
+    for probe in declared:
+        known = {family for _, family in families if family.shared}
+        families += [(probe.name, family) for family in probe.families if family not in known]
     types = [(probe.name, condition) for probe in declared for condition in probe.conditions]
     conditions = {condition.code: condition for _, condition in types}
     requirable: dict[str, tuple[str, ...]] = {}
@@ -217,10 +284,15 @@ def build(probes: Iterable[Probe[Any]]) -> Catalog:
             # A feature may rest on conditions of more than one probe; their codes add up.
             requirable[name] = (*requirable.get(name, ()), *codes)
 
+    settings = [(setting.key, "the agent") for setting in SETTINGS]
+    settings += [(option.key, probe.name) for probe in declared for option in probe.options]
+
     problems = [
         *_repeated("probe", ((probe.name, probe.name) for probe in declared)),
         *_repeated("family", ((family.name, where) for where, family in families)),
         *_repeated("condition", ((condition.code, where) for where, condition in types)),
+        *_repeated("setting", settings),
+        *(f"setting {key} is not a valid name" for key, _ in settings if not _FAMILY_NAME.match(key)),
         *(problem for _, family in families for problem in _family_problems(family)),
         *(problem for _, condition in types for problem in _condition_problems(condition)),
         *_reference_problems(conditions, requirable),
@@ -252,7 +324,7 @@ def _reference_problems(
     conditions: Mapping[str, ConditionType], requirable: Mapping[str, tuple[str, ...]]
 ) -> Iterable[str]:
     """Say which codes are referred to and declared nowhere."""
-    references = [(f"condition {code}", condition.depends_on) for code, condition in conditions.items()]
+    references = [(f"condition {code}", condition.causes) for code, condition in conditions.items()]
     references += [(f"requirement {name}", codes) for name, codes in requirable.items()]
     for where, codes in references:
         for code in codes:
@@ -264,12 +336,10 @@ def _cycles(conditions: Mapping[str, ConditionType]) -> Iterable[str]:
     """Find conditions that explain themselves through others: each would silence the next, and none would show."""
     for code in conditions:
         seen: set[str] = set()
-        frontier = set(conditions[code].depends_on)
+        frontier = set(conditions[code].causes)
         while frontier:
             seen |= frontier
-            frontier = {
-                cause for known in frontier if known in conditions for cause in conditions[known].depends_on
-            } - seen
+            frontier = {cause for known in frontier if known in conditions for cause in conditions[known].causes} - seen
         if code in seen:
             yield f"condition {code} depends on itself"
 
@@ -294,206 +364,3 @@ def _condition_problems(condition: ConditionType) -> Iterable[str]:
     for token in (condition.code, *condition.reasons):
         if not _TOKEN.match(token):
             yield f"condition {condition.code}: {token!r} is not a kebab-case token"
-
-
-# -- the generated pages of the documentation -----------------------------------------------------
-
-_GENERATED_COMMENT = "Generated by `python -m sidecar.catalog --write docs/`; edit the declarations instead."
-_GENERATED = f"<!-- {_GENERATED_COMMENT} -->\n"
-
-
-def markdown_metrics(catalog: Catalog) -> str:
-    """Write the page of all metric families, by owner."""
-    lines = [
-        _GENERATED,
-        "# Metrics",
-        "",
-        (
-            f"Every name starts with `{PREFIX}`. A series that does not apply, or whose value nobody knows, is "
-            "absent: there is no NaN and no -1. The sidecar's own `process_*` families come with them."
-        ),
-    ]
-    owners: list[tuple[str, Sequence[Family]]] = [("The sidecar itself", AGENT_FAMILIES)]
-    owners += [(f"Probe `{probe.name}`: {probe.title}", probe.families) for probe in catalog.probes]
-    for title, families in owners:
-        if not families:
-            continue
-        rows = [
-            (f"`{PREFIX}{family.name}`", family.kind, ", ".join(f"`{label}`" for label in family.labels), family.help)
-            for family in families
-        ]
-        lines += ["", f"## {_text(title)}", "", *_table(("name", "kind", "labels", "meaning"), rows)]
-    return "\n".join(lines) + "\n"
-
-
-def markdown_conditions(catalog: Catalog) -> str:
-    """Write the page of all conditions: an overview, then one section per code, which is the alert's runbook."""
-    lines = [
-        _GENERATED,
-        "# Conditions",
-        "",
-        (
-            "A condition is active, judged and fine, or unknown; unknown is neither healthy nor broken. An active "
-            "condition of gate `serving` makes the pod unready; one of gate `launch` does so only while no server "
-            "answers; one of gate `never` only alerts. A condition that another active one explains is listed as its "
-            "consequence and does not alert."
-        ),
-        "",
-        *_table(
-            ("code", "severity", "gate", "probe", "what it means"),
-            [
-                (
-                    f"[`{code}`](#{code})",
-                    condition.severity.value,
-                    condition.gate.value,
-                    f"`{catalog.owner[code]}`",
-                    condition.title,
-                )
-                for code, condition in catalog.conditions.items()
-            ],
-        ),
-        "",
-        "Reasons that any condition may give while it is unknown:",
-        "",
-        *_table(("reason", "meaning"), [(f"`{token}`", meaning) for token, meaning in COMMON_REASONS.items()]),
-    ]
-    for code, condition in catalog.conditions.items():
-        lines += ["", *_condition_section(condition, catalog.owner[code])]
-    return "\n".join(lines) + "\n"
-
-
-def _condition_section(condition: ConditionType, probe: str) -> list[str]:
-    """Write the lines of one condition's section."""
-    bad, good = condition.hold
-    lines = [
-        f"## {condition.code}",
-        "",
-        f"{_text(condition.title)}",
-        "",
-        f"- **Severity** {condition.severity.value}, **gate** {condition.gate.value}, judged by probe `{probe}`",
-        f"- **When** {_text(condition.when)}",
-        f"- **Remedy** {_text(condition.remedy)}",
-    ]
-    if condition.depends_on:
-        lines.append("- **Explained by** " + ", ".join(f"[`{code}`](#{code})" for code in condition.depends_on))
-    if condition.uses is not None:
-        otherwise = "shown as info, never gating" if condition.info_when_unused else "irrelevant"
-        lines.append(f"- **Concerns** servers that use {condition.uses.value}; for others it is {otherwise}")
-    if condition.hold != (1, 1):
-        lines.append(
-            f"- **Hold** {bad} bad or {good} good rounds before a published verdict changes; "
-            "the first judgement and facts that cannot become more certain take effect at once"
-        )
-    if condition.reasons:
-        reasons = [(f"`{token}`", meaning) for token, meaning in condition.reasons.items()]
-        lines += ["", *_table(("reason", "meaning"), reasons)]
-    return lines
-
-
-def markdown_settings(catalog: Catalog) -> str:
-    """Write the page of all settings."""
-    rows = [
-        (
-            f"`{setting.key}`",
-            f"`{setting.flag} {setting.metavar}`" + (" (repeatable)" if setting.repeatable else ""),
-            f"`{setting.variable}`",
-            setting.default,
-            setting.doc,
-        )
-        for setting in SETTINGS
-    ]
-    lines = [
-        _GENERATED,
-        "# Settings",
-        "",
-        (
-            "Each setting is a key of the TOML file, a variable of the environment and a flag. A flag wins over the "
-            "environment, the environment over the file, the file over the default. An unknown key or flag is an "
-            "error; an unknown `SGLANG_SIDECAR_*` variable is a warning, and those that Kubernetes injects for "
-            "services are ignored. The file is named by `--config` or `SGLANG_SIDECAR_CONFIG`. "
-            "`sglang-sidecar config show` prints each effective value and where it came from."
-        ),
-        "",
-        *_table(("TOML key", "flag", "environment", "default", "meaning"), rows),
-        "",
-        "## Values of `require`",
-        "",
-        *_table(
-            ("value", "conditions that then concern this server"),
-            [
-                (f"`{name}`", ", ".join(f"`{code}`" for code in codes))
-                for name, codes in sorted(catalog.requirable.items())
-            ],
-        ),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Write the lines of a Markdown table."""
-    return [
-        "| " + " | ".join(header) + " |",
-        "|" + "---|" * len(header),
-        *("| " + " | ".join(_text(cell).replace("|", "\\|") for cell in row) + " |" for row in rows),
-    ]
-
-
-def _text(text: str) -> str:
-    """Put ``text`` on one line, with what Markdown would take for HTML escaped outside of code."""
-    parts = " ".join(text.split()).split("`")
-    return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
-
-
-# -- on the command line ------------------------------------------------------------------------------
-
-
-def explain(catalog: Catalog, code: str | None) -> str:
-    """Write what is known of a condition for people, or the list of all codes. Raises KeyError for no such code."""
-    if code is None:
-        width = max((len(known) for known in catalog.conditions), default=0)
-        lines = [f"{known:<{width}}  {condition.title}" for known, condition in catalog.conditions.items()]
-        return "\n".join(lines) + "\n"
-    condition = catalog.conditions[code]
-    # Nothing is wrapped: a command in a remedy must stay whole when it is copied.
-    lines = [
-        f"{code}: {condition.title}",
-        "",
-        f"severity: {condition.severity.value}, gate {condition.gate.value}, judged by probe {catalog.owner[code]}",
-        f"when: {condition.when}",
-        f"remedy: {condition.remedy}",
-    ]
-    if condition.depends_on:
-        lines.append(f"explained by: {', '.join(condition.depends_on)}")
-    if condition.reasons:
-        lines += ["", "reasons:", *(f"  {token}: {meaning}" for token, meaning in condition.reasons.items())]
-    return "\n".join(lines) + "\n"
-
-
-def documents(catalog: Catalog) -> Mapping[str, str]:
-    """Generate the files of the documentation: name -> content."""
-    # The schema belongs to the report, which itself reads the catalogue: only this generator, which no
-    # serving code calls, needs both.
-    from sidecar import report
-
-    return {
-        "metrics.md": markdown_metrics(catalog),
-        "conditions.md": markdown_conditions(catalog),
-        "settings.md": markdown_settings(catalog),
-        "report.schema.json": json.dumps({"$comment": _GENERATED_COMMENT} | report.schema(catalog), indent=2) + "\n",
-    }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the generated files into a folder. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sidecar.catalog", description="Generate the documentation's lists."
-    )
-    parser.add_argument("--write", required=True, type=Path, metavar="FOLDER", help="where the files go")
-    folder: Path = parser.parse_args(arguments).write
-    for name, content in documents(build(discover())).items():
-        (folder / name).write_text(content, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

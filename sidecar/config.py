@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import json
 import math
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date, time
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from sidecar.model import Placement, Processes
+from sidecar import tomlfile
+from sidecar.exposure import writable_by_all
+from sidecar.model import Gate, Option, Placement, Processes, Severity
 
 
 class ImportPolicy(StrEnum):
@@ -72,10 +73,22 @@ class Settings:
     gpu_detail: bool = False
     require: tuple[str, ...] = ()
     import_policy: ImportPolicy = ImportPolicy.AUTO
+    import_with_devices: bool = False
     intervals: Mapping[str, float] = field(default_factory=dict)
     deadlines: Mapping[str, float] = field(default_factory=dict)
+    baseline: str | None = None
+    state_dir: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_client_ca_file: str | None = None
+    token_file: str | None = None
+    gate: Mapping[str, Gate] = field(default_factory=dict)
+    severity: Mapping[str, Severity] = field(default_factory=dict)
+    accept: tuple[str, ...] = ()
     log_format: str = "auto"
     log_level: str = "info"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the settings that probes declare, by key, where some layer above the defaults set them."""
     launch: tuple[str, ...] = ()
     explicit: frozenset[str] = frozenset()
     """Keys that some layer above the defaults set."""
@@ -86,6 +99,9 @@ ENVIRONMENT_PREFIX = "SGLANG_SIDECAR_"
 
 FILE_VARIABLE = "SGLANG_SIDECAR_CONFIG"
 """The variable that names the TOML file where no flag does."""
+
+_FILE_SOURCE = "file "
+"""How the source of a value begins that the TOML file gave."""
 
 _FILE_LIMIT = 1024 * 1024
 """Bytes of the longest accepted file: a complete one has about 2 kB, so what is larger is another file."""
@@ -151,7 +167,14 @@ def _reject(value: object, sentence: str, *, below: str = "") -> _Fault:
 
 def _show(value: object) -> str:
     """Write a rejected value as an error repeats it: quoted, on one line, shortened."""
-    shown = repr(value)
+    if isinstance(value, bool):
+        shown = str(value).lower()  # as TOML has it
+    elif isinstance(value, dict):
+        shown = "a table"
+    elif isinstance(value, (date, time)):
+        shown = value.isoformat()
+    else:
+        shown = repr(value)
     return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
 
 
@@ -164,6 +187,7 @@ class Known:
 
     probes: Collection[str]
     requirements: Collection[str]
+    conditions: Collection[str] = ()
 
 
 _Parser = Callable[[object, Known], Any]
@@ -172,7 +196,8 @@ _Parser = Callable[[object, Known], Any]
 def _string(value: object) -> str:
     """Accept one string; a flag that was given twice is a list of two."""
     if not isinstance(value, str):
-        raise _reject(value, "must be one string")
+        quoted = f'; write "{value}"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+        raise _reject(value, f"must be one string{quoted}")
     if not value.strip() or not value.isprintable():
         raise _reject(value, "must not be empty or hold control characters")
     return value.strip()
@@ -379,6 +404,48 @@ def _require(value: object, known: Known) -> tuple[str, ...]:
     return names
 
 
+def _codes(value: object, known: Known) -> tuple[str, ...]:
+    """Accept codes of conditions."""
+    codes = tuple(dict.fromkeys(_strings(value)))
+    faults = [("", _show(code), _no_condition(code, known)) for code in codes if code not in known.conditions]
+    if faults:
+        raise _Fault(*faults)
+    return codes
+
+
+def _no_condition(code: str, known: Known) -> str:
+    return f"is no condition{_closest(code, known.conditions)}; `sglang-sidecar explain` lists them"
+
+
+def _by_code(vocabulary: Iterable[str]) -> _Parser:
+    """Accept one member of ``vocabulary`` by condition: a TOML table, or ``code=word`` with commas between."""
+    members = {str(member): member for member in vocabulary}
+
+    def parse(value: object, known: Known) -> Mapping[str, str]:
+        faults: list[tuple[str, str, str]] = []
+        words: dict[str, str] = {}
+        for code, given in _pairs(value, "must be CODE=WORD, as in environment-drift=" + next(iter(members))):
+            if code not in known.conditions:
+                faults.append((code, _show(given), f"is for {_show(code)}, which {_no_condition(code, known)}"))
+            elif not isinstance(given, str) or given not in members:
+                faults.append((code, _show(given), f"must be one of {', '.join(members)}"))
+            elif words.setdefault(code, members[given]) != given:
+                faults.append((code, _show(given), f"contradicts {words[code]}; say it once"))
+        if faults:
+            raise _Fault(*faults)
+        return MappingProxyType(words)
+
+    return parse
+
+
+def _path(value: object, _known: Known) -> str:
+    """Accept the path of a file that may appear, change and disappear later."""
+    text = _string(value)
+    if not Path(text).is_absolute():
+        raise _reject(text, "must be an absolute path, as in /etc/sglang-sidecar/baseline.toml")
+    return text
+
+
 def _seconds(value: object, known: Known) -> Mapping[str, float]:
     """Accept seconds by probe: a TOML table, or ``probe=seconds`` with commas between."""
     faults: list[tuple[str, str, str]] = []
@@ -387,7 +454,8 @@ def _seconds(value: object, known: Known) -> Mapping[str, float]:
         duration = _number(given)
         if name not in known.probes:
             allowed = ", ".join(sorted(known.probes)) or "nothing"
-            faults.append((name, _show(given), f"is for no probe{_closest(name, known.probes)}; probes: {allowed}"))
+            nearest = _closest(name, known.probes)
+            faults.append((name, _show(given), f"is for {_show(name)}, which is no probe{nearest}; probes: {allowed}"))
         elif not 0 < duration <= _MAX_SECONDS:
             faults.append((name, _show(given), f"must be a number of seconds above 0 and up to {_MAX_SECONDS:g}"))
         else:
@@ -397,17 +465,19 @@ def _seconds(value: object, known: Known) -> Mapping[str, float]:
     return MappingProxyType(seconds)
 
 
-def _pairs(value: object) -> Iterable[tuple[str, object]]:
-    """Split into names and what was given for them."""
+def _pairs(
+    value: object, sentence: str = "must be PROBE=SECONDS, as in driver=10,server=30"
+) -> Iterable[tuple[str, object]]:
+    """Split into names and what was given for them; ``sentence`` says how that is written."""
     if isinstance(value, dict):
         return list(value.items())
     if isinstance(value, (int, float)):
-        raise _reject(value, "must name probes: in TOML a table, as in driver = 10; elsewhere PROBE=SECONDS")
+        raise _reject(value, f"{sentence}; in TOML a table")
     pairs: list[tuple[str, object]] = []
     for part in _strings(value):
         name, equals, number = part.partition("=")
         if not equals:
-            raise _reject(part, "must be PROBE=SECONDS, as in driver=10,server=30")
+            raise _reject(part, sentence)
         pairs.append((name.strip(), number.strip()))
     return pairs
 
@@ -422,13 +492,15 @@ def _number(given: object) -> float:
         return math.nan
 
 
-def _closest(name: str, known: Collection[str]) -> str:
-    """Hint at the name that was probably meant, or say nothing."""
+def _closest(name: str, known: Collection[str], written: Callable[[str], str] = str) -> str:
+    """Hint at the name that was probably meant, as it is ``written``, or say nothing."""
+    from difflib import get_close_matches  # rarely needed
+
     spelt = name.lower()
     candidates = [_OTHER_WORDS[spelt]] if _OTHER_WORDS.get(spelt) in known else []
     for guess in (spelt, spelt.replace("-", "_")):
-        candidates = candidates or difflib.get_close_matches(guess, known, n=1)
-    return f" (did you mean {candidates[0]}?)" if candidates else ""
+        candidates = candidates or get_close_matches(guess, known, n=1)
+    return f" (did you mean {written(candidates[0])}?)" if candidates else ""
 
 
 # -- the table of settings --------------------------------------------------------------------------
@@ -439,7 +511,8 @@ class Setting:
     """A setting, declared once: TOML key, variable, flag, `config show` and the documentation follow from it.
 
     ``default`` is the default as people read it. ``repeatable`` flags add up. ``attribute`` is the field of
-    `Settings` where it is not the key itself. ``choices`` is empty where any value may be valid.
+    `Settings` where it is not the key itself. ``choices`` is empty where any value may be valid. ``option``: a probe
+    declares it, and its value is one of `Settings.options`.
     """
 
     key: str
@@ -450,6 +523,7 @@ class Setting:
     repeatable: bool = False
     choices: tuple[str, ...] = ()
     attribute: str = ""
+    option: bool = False
 
     @property
     def field(self) -> str:
@@ -521,7 +595,7 @@ SETTINGS: tuple[Setting, ...] = (
         key="server_pattern",
         parse=_pattern,
         default="found",
-        doc="Regular expression that the server's command line matches, where there are several",
+        doc="Regular expression for the first 1024 characters of the server's command line, where there are several",
         metavar="REGEX",
     ),
     Setting(
@@ -580,6 +654,83 @@ SETTINGS: tuple[Setting, ...] = (
         attribute="import_policy",
     ),
     Setting(
+        key="import_with_devices",
+        parse=_switch,
+        default="false",
+        doc="Whether imports see the GPUs that the server sees; an import may then take some of their memory",
+        metavar="true|false",
+        choices=("true", "false"),
+    ),
+    Setting(
+        key="baseline",
+        parse=_path,
+        default="none",
+        doc="File that says what the environment should be; written by `baseline write`, read again each minute",
+        metavar="FILE",
+    ),
+    Setting(
+        key="state_dir",
+        parse=_directory,
+        default="none",
+        doc="Directory where the last known environment is remembered across restarts, in a folder of the agent's own",
+        metavar="DIRECTORY",
+    ),
+    Setting(
+        key="tls_cert_file",
+        parse=_file(secret=False),
+        default="none",
+        doc="Certificate to serve HTTPS with, followed by those between it and the authority (PEM); read again when it "
+        "changes",
+        metavar="FILE",
+    ),
+    Setting(
+        key="tls_key_file",
+        parse=_file(secret=True),
+        default="none",
+        doc="Private key of that certificate, without a password (PEM); read again when it changes",
+        metavar="FILE",
+    ),
+    Setting(
+        key="tls_client_ca_file",
+        parse=_file(secret=False),
+        default="none",
+        doc="Authority of the clients' certificates (PEM): whoever shows none, as a kubelet, gets the probe paths "
+        "alone; read again when it changes",
+        metavar="FILE",
+    ),
+    Setting(
+        key="token_file",
+        parse=_file(secret=True),
+        default="none",
+        doc="File with the bearer token that all but the probe paths ask for; several, one per line, while it is "
+        "changed; read again when it changes",
+        metavar="FILE",
+    ),
+    Setting(
+        key="gate",
+        parse=_by_code(tuple(Gate)),
+        default="declared",
+        doc="When a condition makes the pod unready, by code: serving, launch or never; in TOML a table `[gate]`",
+        metavar="CODE=GATE",
+        repeatable=True,
+    ),
+    Setting(
+        key="severity",
+        parse=_by_code(tuple(Severity)),
+        default="declared",
+        doc="How bad a condition is, by code: info, warning or critical; in TOML a table `[severity]`",
+        metavar="CODE=SEVERITY",
+        repeatable=True,
+    ),
+    Setting(
+        key="accept",
+        parse=_codes,
+        default="none",
+        doc="Conditions that are known and accepted: shown as info, they gate nothing and change no exit code",
+        metavar="CODE",
+        repeatable=True,
+    ),
+    Setting(
         key="intervals",
         parse=_seconds,
         default="per-probe",
@@ -603,9 +754,24 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _choice_setting("log_level", ("debug", "info", "warning", "error"), "info", "Least level that is logged"),
 )
-"""Every setting, in the order of the documentation."""
+"""Every setting of the agent itself, in the order of the documentation; those of probes come after them."""
 
-_BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+def with_options(options: Iterable[Option]) -> tuple[Setting, ...]:
+    """Every setting, those that probes declare included."""
+    return (*SETTINGS, *(_of_option(option) for option in options))
+
+
+def _of_option(option: Option) -> Setting:
+    def parse(value: object, _known: Known) -> Any:
+        try:
+            return option.parse(value)
+        except ValueError as error:
+            raise _reject(value, str(error)) from None
+
+    return Setting(
+        key=option.key, parse=parse, default=option.default, doc=option.doc, metavar=option.metavar, option=True
+    )
 
 
 def _flag(key: str) -> str:
@@ -621,13 +787,21 @@ class Loaded:
     """The effective settings and where each came from.
 
     ``sources`` has every key: ``default``, ``file PATH``, ``environment NAME`` or ``flag --NAME``.
-    ``warnings`` are sentences about what was ignored. ``file`` is the TOML file that was read, if any.
+    ``warnings`` are sentences about what was ignored. ``file`` is the TOML file that was read, if any; ``exposed``
+    says, as a sentence, that any user may write it. ``declared`` is every setting that there is.
     """
 
     settings: Settings
     sources: Mapping[str, str]
     warnings: tuple[str, ...] = ()
     file: Path | None = None
+    exposed: str | None = None
+    declared: tuple[Setting, ...] = SETTINGS
+
+    def believable_placement(self) -> Placement | None:
+        """The placement that is set, unless by a file that any user may write: it decides what that is worth."""
+        from_file = self.sources["placement"].startswith(_FILE_SOURCE)
+        return None if self.exposed is not None and from_file else self.settings.placement
 
 
 @dataclass(slots=True)
@@ -635,7 +809,9 @@ class _Layers:
     """What was found so far, lowest layer first; a later value replaces an earlier one."""
 
     known: Known
+    table: Mapping[str, Setting]
     values: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
@@ -648,7 +824,7 @@ class _Layers:
                 key = f"{setting.key}.{below}" if below else setting.key
                 self.problem(key, source, shown, f"{key}: {shown} ({source}) {sentence}")
             return
-        self.values[setting.field] = value
+        (self.options if setting.option else self.values)[setting.field] = value
         self.sources[setting.key] = source
 
     def problem(self, key: str, source: str, value: str, sentence: str) -> None:
@@ -663,15 +839,20 @@ def load(
     flags: Mapping[str, str | list[str]],
     probe_names: Collection[str],
     allowed_requirements: Collection[str],
+    conditions: Collection[str] = (),
+    declared: tuple[Setting, ...] = SETTINGS,
 ) -> Loaded:
     """Find the effective settings: defaults, then the TOML file, the environment and the flags.
 
     ``file`` wins over the variable `FILE_VARIABLE`. ``flags`` maps keys of settings to texts, to lists of
-    texts where they are repeatable. An empty variable counts as not set.
+    texts where they are repeatable. An empty variable counts as not set. ``declared`` is every setting that there is.
 
     Raises `ConfigError` that lists every problem of every layer.
     """
-    layers = _Layers(known=Known(probes=probe_names, requirements=allowed_requirements))
+    layers = _Layers(
+        known=Known(probes=probe_names, requirements=allowed_requirements, conditions=conditions),
+        table={setting.key: setting for setting in declared},
+    )
     path = file
     if path is None and (named := environ.get(FILE_VARIABLE)):
         path = Path(named)
@@ -680,37 +861,63 @@ def load(
     warnings = _load_environment(environ, layers)
     for key, raw in flags.items():
         source = f"flag {_flag(key)}"
-        if setting := _BY_KEY.get(key):
+        if setting := layers.table.get(key):
             layers.set(setting, raw, source)
         else:
-            sentence = f"{_flag(key)}: unknown flag{_closest(key, _BY_KEY)}"
+            sentence = f"{_flag(key)}: unknown flag{_closest(key, layers.table)}"
             layers.problem(key, source, "", sentence)
+    _check_together(layers)
     if layers.problems:
         raise ConfigError(tuple(layers.problems))
     return Loaded(
-        settings=Settings(**layers.values, explicit=frozenset(layers.sources)),
-        sources=MappingProxyType({setting.key: layers.sources.get(setting.key, "default") for setting in SETTINGS}),
+        settings=Settings(
+            **layers.values, options=MappingProxyType(layers.options), explicit=frozenset(layers.sources)
+        ),
+        sources=MappingProxyType({key: layers.sources.get(key, "default") for key in layers.table}),
         warnings=warnings,
         file=path,
+        exposed=None if path is None else _exposed(path),
+        declared=declared,
     )
+
+
+_NEEDS = (("tls_cert_file", "tls_key_file"), ("tls_key_file", "tls_cert_file"), ("tls_client_ca_file", "tls_cert_file"))
+"""Settings that mean nothing without another one."""
+
+
+def _check_together(layers: _Layers) -> None:
+    """Note which setting lacks the one that it needs. One that is there and wrong has its own problem."""
+    wrong = {problem.key for problem in layers.problems}
+    for key, other in _NEEDS:
+        if key in layers.values and other not in layers.values and other not in wrong:
+            sentence = f"{key}: is set ({layers.sources[key]}) and needs {other} to be set, too"
+            layers.problem(key, layers.sources[key], "", sentence)
+
+
+def _exposed(path: Path) -> str | None:
+    place = writable_by_all(path)
+    if place is None:
+        return None
+    return f"config: {place} may be written by every user; remove that right (chmod o-w)"
 
 
 def _load_file(path: Path, layers: _Layers) -> None:
     """Add the layer of the TOML file."""
-    source = f"file {path}"
+    source = f"{_FILE_SOURCE}{path}"
     try:
         table = _read_toml(path)
     except ValueError as error:
         layers.problem("config", source, str(path), f"config: {path} {error}")
         return
     for key, raw in table.items():
-        if setting := _BY_KEY.get(key):
+        if setting := layers.table.get(key):
             layers.set(setting, raw, source)
             continue
         # Only names are repeated: what stands behind an unknown key may be a secret.
-        nested = [f"{key}_{below}" for below in raw if f"{key}_{below}" in _BY_KEY] if isinstance(raw, dict) else []
-        hint = f" (did you mean {', '.join(nested)}, outside of any table?)" if nested else _closest(key, _BY_KEY)
-        hint = hint or f"; known keys: {', '.join(_BY_KEY)}"
+        known = layers.table
+        nested = [f"{key}_{below}" for below in raw if f"{key}_{below}" in known] if isinstance(raw, dict) else []
+        hint = f" (did you mean {', '.join(nested)}, outside of any table?)" if nested else _closest(key, known)
+        hint = hint or f"; known keys: {', '.join(known)}"
         layers.problem(key, source, "", f"{key}: unknown key in {source}{hint}")
 
 
@@ -733,21 +940,20 @@ def _read_toml(path: Path) -> Mapping[str, Any]:
     if len(data) > _FILE_LIMIT:
         raise ValueError(f"is larger than {_FILE_LIMIT} bytes; is it the right file?")
     try:
-        return tomllib.loads(data.decode("utf-8-sig"))
+        return tomlfile.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         raise ValueError(f"is not UTF-8 (at line {line}, column {column}); save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
+        # Not only TOMLDecodeError: a number of thousands of digits is refused by Python itself.
         raise ValueError(f"is not valid TOML: {error}") from None
-    except RecursionError:
-        raise ValueError("is not valid TOML: nested too deeply") from None
 
 
 def _load_environment(environ: Mapping[str, str], layers: _Layers) -> tuple[str, ...]:
     """Add the layer of the environment. Returns warnings about variables that look like ours and are not."""
     warnings: list[str] = []
-    variables = {setting.variable: setting for setting in SETTINGS}
+    variables = {setting.variable: setting for setting in layers.table.values()}
     for name in sorted(environ):
         rest = name.removeprefix(ENVIRONMENT_PREFIX)
         raw = environ[name]
@@ -756,7 +962,7 @@ def _load_environment(environ: Mapping[str, str], layers: _Layers) -> tuple[str,
         if setting := variables.get(name):
             layers.set(setting, raw, f"environment {name}")
         elif not _INJECTED_NAME.search(rest):
-            hint = _closest(rest.lower(), _BY_KEY)
+            hint = _closest(rest, layers.table, lambda key: layers.table[key].variable)
             warnings.append(f"{name}: unknown variable, ignored{hint}")
     return tuple(warnings)
 
@@ -766,7 +972,7 @@ def _load_environment(environ: Mapping[str, str], layers: _Layers) -> tuple[str,
 
 def render(loaded: Loaded, form: str) -> str:
     """Write what ``config show`` prints: each setting's effective value and its source, as ``text`` or ``json``."""
-    rows = [(setting, getattr(loaded.settings, setting.field)) for setting in SETTINGS]
+    rows = [(setting, _value(loaded.settings, setting)) for setting in loaded.declared]
     if form == "json":
         document = {
             "file": None if loaded.file is None else str(loaded.file),
@@ -781,6 +987,11 @@ def render(loaded: Loaded, form: str) -> str:
     widths = [max(len(row[column]) for row in cells) for column in (0, 1)]
     lines = [f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}" for key, value, source in cells]
     return "\n".join([*lines, *(f"warning: {warning}" for warning in loaded.warnings)]) + "\n"
+
+
+def _value(settings: Settings, setting: Setting) -> object:
+    """The effective value; None where a probe's own setting is left at its default."""
+    return settings.options.get(setting.key) if setting.option else getattr(settings, setting.field)
 
 
 def _plain(value: object) -> object:
@@ -802,7 +1013,9 @@ def _readable(setting: Setting, value: object) -> str:
         case list() as items if items:
             return ",".join(str(item) for item in items)
         case dict() as table if table:
-            return ",".join(f"{key}={number:g}" for key, number in table.items())
+            return ",".join(
+                f"{key}={number if isinstance(number, str) else f'{number:g}'}" for key, number in table.items()
+            )
         case None | list() | dict():
             return setting.default
         case bool() as switch:

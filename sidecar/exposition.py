@@ -1,7 +1,8 @@
 """The snapshot as Prometheus metrics: text or OpenMetrics, plain or gzip.
 
 Families are built fresh from the snapshot, so no series outlives the fact behind it, and each variant is
-rendered at most once per generation: a scrape writes bytes that are there already.
+rendered at most once per generation: a scrape writes bytes that are there already. Of a new generation only the
+families are encoded whose series are others than they were; between two scrapes most are not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import structlog
 
 from sidecar import __version__
 from sidecar.catalog import PREFIX, Catalog
+from sidecar.drift import ITEMS
 from sidecar.model import Condition, Family, Outcome, Sample, Snapshot, Status
 
 # The client library decides at import, for good, whether values go to files in the folder that these
@@ -36,16 +38,24 @@ from prometheus_client.metrics_core import (  # noqa: E402 - as above
 )
 from prometheus_client.registry import Collector  # noqa: E402 - as above
 
-COUNTED_OUTCOMES = (Outcome.OK, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR)
+COUNTED_OUTCOMES = (Outcome.OK, Outcome.UNAVAILABLE, Outcome.TIMEOUT, Outcome.CRASHED, Outcome.ERROR)
 """The outcomes of ``probe_runs_total``, present from the start so that the first failure is an increase."""
 
 READY_NAMES: Mapping[bool, str] = MappingProxyType({True: "ready", False: "not-ready"})
 """The values of the label ``to`` of ``ready_transitions_total``."""
 
+ACTIVE_NAMES: Mapping[bool, str] = MappingProxyType({True: "active", False: "inactive"})
+"""Those of ``condition_transitions_total``."""
+
 _SUCCESSES = (Outcome.OK, Outcome.SKIPPED)
 _OPENMETRICS = "application/openmetrics-text"
 _TEXT = "text/plain"
+_END = b"# EOF\n"
+"""How an OpenMetrics exposition ends."""
 _ESCAPINGS = frozenset({"allow-utf-8", "underscores", "dots", "values"})
+
+_Series = tuple[tuple[tuple[str, ...], float], ...]
+"""A family's series in their order: label values and value."""
 
 _log = structlog.get_logger()
 
@@ -73,24 +83,50 @@ class Exposition:
         self._process = process or ProcessCollector(registry=None).collect
         self._python_version = python_version
         self._generation: int | None = None
-        self._families: Sequence[Metric] = ()
+        self._series: Sequence[tuple[Family, _Series]] = ()
+        self._own: Sequence[Metric] = ()
+        self._texts: dict[str, dict[str, tuple[_Series, bytes]]] = {}
         self._variants: dict[tuple[str, bool], Rendered] = {}
         self._reported: set[str] = set()
 
     def render(self, snapshot: Snapshot, *, accept: str, accept_encoding: str) -> Rendered:
         """Answer a scrape with these ``Accept`` and ``Accept-Encoding`` headers; empty ones mean plain text."""
         if snapshot.generation != self._generation:
-            self._families = [*self._build(snapshot), *self._process()]
+            self._series = tuple(self._build(snapshot))
+            self._own = tuple(self._process())
             self._variants = {}
             self._generation = snapshot.generation
         media_type, compressed = negotiate(accept), accepts_gzip(accept_encoding)
         rendered = self._variants.get((media_type, compressed))
         if rendered is None:
-            rendered = _encode(self._families, media_type, compressed=compressed)
+            plain = self._variants.get((media_type, False))
+            rendered = _rendered(
+                self._text(media_type) if plain is None else plain.body, media_type, compressed=compressed
+            )
             self._variants[media_type, compressed] = rendered
         return rendered
 
-    def _build(self, snapshot: Snapshot) -> Iterable[Metric]:
+    def _text(self, media_type: str) -> bytes:
+        """Encode the current families, those anew that changed since this media type was last asked for.
+
+        Kept is one text per media type that `negotiate` can choose, so that no client can add to them.
+        """
+        encode, _ = choose_encoder(media_type)
+        before = self._texts.get(media_type, {})
+        texts: dict[str, tuple[_Series, bytes]] = {}
+        for family, series in self._series:
+            known = before.get(family.name)
+            if known is None or known[0] != series:
+                known = (series, _body(encode, _metric(family, series)))
+            texts[family.name] = known
+        self._texts[media_type] = texts
+        parts = [text for _, text in texts.values()]
+        parts += [_body(encode, metric) for metric in self._own]
+        if media_type.startswith(_OPENMETRICS):
+            parts.append(_END)
+        return b"".join(parts)
+
+    def _build(self, snapshot: Snapshot) -> Iterable[tuple[Family, _Series]]:
         """Group the samples of the agent and of all live facts by family, in the catalogue's order."""
         by_family: dict[str, dict[tuple[str, ...], float]] = {family.name: {} for family in self._catalog.families}
         for sample in agent_samples(snapshot, self._catalog, python_version=self._python_version):
@@ -112,7 +148,7 @@ class Exposition:
                     by_family[sample.family][sample.labels] = sample.value
         for family in self._catalog.families:
             if series := by_family[family.name]:
-                yield _metric(family, series)
+                yield family, tuple(series.items())
 
     def _report(self, problem: str) -> None:
         """Log a defect of the program once, not once per generation."""
@@ -124,15 +160,36 @@ class Exposition:
 def agent_samples(snapshot: Snapshot, catalog: Catalog, *, python_version: str) -> Iterable[Sample]:
     """Yield the series of the families that belong to no probe."""
     yield Sample("build_info", (__version__, python_version), 1)
+    if snapshot.demo is not None:
+        yield Sample("demo", (), 1)
     yield Sample("ready", (), float(snapshot.verdict.ready))
     for ready, name in READY_NAMES.items():
         yield Sample("ready_transitions_total", (name,), snapshot.ready_transitions.get(ready, 0))
+    for active, name in ACTIVE_NAMES.items():
+        yield Sample("condition_transitions_total", (name,), snapshot.condition_transitions.get(active, 0))
     for condition in snapshot.conditions.values():
         yield from _condition_samples(condition)
     for probe in catalog.probes:
         yield from _probe_samples(snapshot, probe.name)
     for item, identity in catalog.environment(snapshot.results).items():
         yield Sample("environment_info", (item, identity.value), 1)
+    yield from _drift_samples(snapshot)
+
+
+def _drift_samples(snapshot: Snapshot) -> Iterable[Sample]:
+    """Yield what changed and what is not as the baseline wants it. The counters are there from the start."""
+    for item in ITEMS:
+        yield Sample("environment_changes_total", (item,), snapshot.known.counts.get(item, 0))
+    for item, at in snapshot.known.last_change.items():
+        if item in ITEMS:
+            yield Sample("environment_last_change_timestamp_seconds", (item,), at)
+    if snapshot.baseline is None:
+        return
+    yield Sample("baseline_loaded", (), float(bool(snapshot.baseline.items)))
+    if snapshot.baseline.items:
+        yield Sample("drift_items", (), len(snapshot.drifts))
+    for drift in snapshot.drifts:
+        yield Sample("drift", (drift.item,), 1)
 
 
 def _condition_samples(condition: Condition) -> Iterable[Sample]:
@@ -181,17 +238,17 @@ def _problem(
     return None
 
 
-def _metric(family: Family, series: Mapping[tuple[str, ...], float]) -> Metric:
+def _metric(family: Family, series: _Series) -> Metric:
     """Turn a family and its series into what the client library renders."""
     name = PREFIX + family.name
     if family.kind == "info":
         info = InfoMetricFamily(name.removesuffix("_info"), family.help)
-        for labels in series:
+        for labels, _ in series:
             info.add_metric([], dict(zip(family.labels, map(_encodable, labels), strict=True)))
         return info
     make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     metric = make(name, family.help, labels=family.labels)
-    for labels, value in series.items():
+    for labels, value in series:
         metric.add_metric([_encodable(label) for label in labels], value)
     return metric
 
@@ -201,21 +258,25 @@ def _encodable(label: str) -> str:
     return label.encode("utf-8", "replace").decode("utf-8")
 
 
-class _Families(Collector):
-    """Built families in the shape that the client library's encoders take."""
+class _One(Collector):
+    """A family in the shape that the client library's encoders take."""
 
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families as they are."""
-        return self._families
+        """Return the family as it is."""
+        return (self._metric,)
 
 
-def _encode(families: Sequence[Metric], media_type: str, *, compressed: bool) -> Rendered:
-    """Render one variant."""
-    encode, content_type = choose_encoder(media_type)
-    body = encode(_Families(families))
+def _body(encode: Callable[[Collector], bytes], metric: Metric) -> bytes:
+    """Encode one family, without the end of an exposition."""
+    return encode(_One(metric)).removesuffix(_END)
+
+
+def _rendered(body: bytes, media_type: str, *, compressed: bool) -> Rendered:
+    """Make an answer of a text."""
+    _, content_type = choose_encoder(media_type)
     headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
     if compressed:
         # No time in the header: the same generation gives the same bytes.

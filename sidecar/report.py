@@ -1,6 +1,6 @@
-"""The report: everything known, as JSON for machines and as text for people, and the exit code of ``check``.
+"""The report: everything known, as JSON for machines, and the exit code of ``check``.
 
-`build` turns a snapshot into a dictionary of plain JSON values; `text` and the page read only that dictionary,
+`build` turns a snapshot into a dictionary of plain JSON values; the text and the page read only that dictionary,
 so whatever people see is in the JSON too. Times are seconds since the epoch, durations seconds. ``null`` means
 that the source did not say.
 """
@@ -8,7 +8,7 @@ that the source did not say.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
@@ -20,7 +20,9 @@ import structlog
 from sidecar import __version__
 from sidecar.catalog import Catalog
 from sidecar.model import (
+    ChangeKind,
     Condition,
+    Deviation,
     Gate,
     Outcome,
     Placement,
@@ -91,11 +93,13 @@ class ConditionReport:
     gate: Annotated[Gate, msgspec.Meta(description="The effective one")]
     active: Annotated[bool, msgspec.Meta(description="It holds, matters here, and no other condition explains it")]
     blocking: Annotated[bool, msgspec.Meta(description="It makes the pod unready now")]
+    accepted: Annotated[bool, msgspec.Meta(description="The setting accept names it, so it is info and gates nothing")]
     relevant: bool
     reason: Annotated[str | None, msgspec.Meta(description="A token of a closed set per code")]
     message: str
     remedy: str
     evidence: tuple[str, ...]
+    sglang_says: Annotated[str | None, msgspec.Meta(description="What SGLang prints when it meets this")]
     since: _Seconds
     consequence_of: Annotated[str | None, msgspec.Meta(description="The code that explains this one")]
     gpus: tuple[GpuRef, ...]
@@ -150,11 +154,44 @@ class TransitionReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DriftReport:
+    """An item that is not as the baseline wants it."""
+
+    item: str
+    deviation: Deviation
+    expected: Annotated[str, msgspec.Meta(description="As the baseline writes it; absent is a word of it")]
+    observed: Annotated[str | None, msgspec.Meta(description="null: proven absent")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeReport:
+    """A change of the environment that was seen."""
+
+    item: str
+    kind: ChangeKind
+    before: Annotated[str | None, msgspec.Meta(description="null: proven absent")]
+    after: Annotated[str | None, msgspec.Meta(description="null: proven absent")]
+    at: _Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """The recorded scenario that is shown instead of this machine."""
+
+    scenario: str
+    title: str
+    shows: str
+    replica: Annotated[int | None, msgspec.Meta(description="From 1; null where the scenario has only one")]
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What the sidecar knows, by its own account. Each probe adds the sections it declares."""
 
     schema_version: int
     version: Annotated[str, msgspec.Meta(description="Version of the sidecar")]
+    demo: Annotated[DemoReport | None, msgspec.Meta(description="null: this is about a real machine")]
     generation: int
     taken_at: _Seconds
     verdict: VerdictReport
@@ -163,6 +200,14 @@ class Report:
     environment: dict[str, EnvironmentItem]
     standing: StandingReport
     history: tuple[TransitionReport, ...]
+    drift: Annotated[
+        tuple[DriftReport, ...] | None,
+        msgspec.Meta(description="What is not as the baseline wants it; null where none is loaded"),
+    ]
+    changes: Annotated[
+        tuple[ChangeReport, ...],
+        msgspec.Meta(description="The last changes of the environment, across restarts where state_dir is set"),
+    ]
 
 
 # -- the level ------------------------------------------------------------------------------------
@@ -205,6 +250,7 @@ def build(snapshot: Snapshot, catalog: Catalog) -> dict[str, Any]:
     core = Report(
         schema_version=SCHEMA_VERSION,
         version=__version__,
+        demo=_demo(snapshot),
         generation=snapshot.generation,
         taken_at=snapshot.taken_at,
         verdict=VerdictReport(
@@ -236,16 +282,32 @@ def build(snapshot: Snapshot, catalog: Catalog) -> dict[str, Any]:
             TransitionReport(at=one.at, subject=one.subject, before=one.before, after=one.after, reason=one.reason)
             for one in snapshot.history
         ),
+        drift=None
+        if snapshot.baseline is None or not snapshot.baseline.items
+        else tuple(
+            DriftReport(item=one.item, deviation=one.deviation, expected=one.expected, observed=one.observed)
+            for one in snapshot.drifts
+        ),
+        changes=tuple(
+            ChangeReport(item=one.item, kind=one.kind, before=one.before, after=one.after, at=one.at)
+            for one in snapshot.known.recent
+        ),
     )
     sections: dict[str, Any] = {}
     for probe in catalog.probes:
-        sections |= dict.fromkeys(probe.sections)
+        for name in probe.sections:
+            sections.setdefault(name)
         result = snapshot.results.get(probe.name)
         if result is not None and result.facts is not None:
             try:
-                sections |= probe.report(result.facts)
+                contributed = probe.report(result.facts)
             except Exception:  # noqa: BLE001 - one probe's defect must not silence all others
                 _log.exception("the report of a probe was left out", probe=probe.name)
+                continue
+            for key, value in contributed.items():
+                known = sections.get(key)
+                both = isinstance(known, Mapping) and isinstance(value, Mapping)
+                sections[key] = dict(known or {}) | dict(value) if both else value
     return _plain(core) | _plain(sections)
 
 
@@ -282,7 +344,8 @@ def schema(catalog: Catalog) -> dict[str, Any]:
     sections: dict[str, Any] = {}
     own = set(Report.__dataclass_fields__)
     for probe in catalog.probes:
-        if taken := probe.sections.keys() & (own | sections.keys()):
+        shared = {name for name, shape in probe.sections.items() if name in sections and sections[name] == shape}
+        if taken := (probe.sections.keys() & (own | sections.keys())) - shared:
             raise ValueError(f"probe {probe.name} declares report sections that are taken: {', '.join(sorted(taken))}")
         sections |= probe.sections
     (_, *shapes), components = msgspec.json.schema_components(
@@ -310,6 +373,19 @@ def _schema_of_foreign(_type: type) -> dict[str, Any]:
     return {"type": "string"}
 
 
+def _demo(snapshot: Snapshot) -> DemoReport | None:
+    shown = snapshot.demo
+    if shown is None:
+        return None
+    return DemoReport(
+        scenario=shown.scenario,
+        title=shown.title,
+        shows=shown.shows,
+        replica=shown.replica,
+        replicas=shown.replicas,
+    )
+
+
 def _condition(condition: Condition, catalog: Catalog, snapshot: Snapshot) -> ConditionReport:
     """One entry of the report's conditions."""
     return ConditionReport(
@@ -321,11 +397,13 @@ def _condition(condition: Condition, catalog: Catalog, snapshot: Snapshot) -> Co
         gate=condition.gate,
         active=condition.active,
         blocking=condition.code in snapshot.verdict.blockers,
+        accepted=condition.accepted,
         relevant=condition.relevant,
         reason=condition.reason,
         message=condition.message,
         remedy=condition.remedy,
         evidence=condition.evidence,
+        sglang_says=condition.sglang_says,
         since=condition.since,
         consequence_of=condition.consequence_of,
         gpus=tuple(GpuRef(gpu=gpu, uuid=uuid) for gpu, uuid in condition.gpus),
@@ -362,7 +440,10 @@ def _scope(snapshot: Snapshot, probe: str) -> Scope | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknowns:
-    """Conditions of one probe that could not be judged for the same reason."""
+    """Conditions that could not be judged for the same reason, of one probe or of several that say the same.
+
+    ``probe`` names it, or them.
+    """
 
     probe: str
     reason: str
@@ -373,7 +454,24 @@ class Unknowns:
 def causes(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Give the active conditions, what gates first, then the worst first, else in the catalogue's order."""
     active = [condition for condition in report["conditions"] if condition["active"]]
-    return sorted(active, key=lambda one: (not one["blocking"], -Severity(one["severity"]).rank))
+    # A launch ends at its flags before it gets to anything else.
+    first = _PARSER if is_preflight(report) else None
+    # That something is not as it was says less than what is wrong with it.
+    return sorted(
+        active,
+        key=lambda one: (
+            not one["blocking"],
+            -Severity(one["severity"]).rank,
+            one["probe"] != first,
+            one["probe"] == _DRIFT,
+        ),
+    )
+
+
+def sglang_says(report: Mapping[str, Any], cause: Mapping[str, Any]) -> str | None:
+    """Give what stands in the server's log for a cause: SGLang may have a sentence for a consequence only."""
+    after = (one for one in consequences(report, cause["code"]) if one["status"] != Status.FALSE)
+    return next((one["sglang_says"] for one in (cause, *after) if one["sglang_says"]), None)
 
 
 def consequences(report: Mapping[str, Any], code: str) -> list[Mapping[str, Any]]:
@@ -394,39 +492,84 @@ def consequences(report: Mapping[str, Any], code: str) -> list[Mapping[str, Any]
 
 
 def unknowns(report: Mapping[str, Any]) -> list[Unknowns]:
-    """Give what matters here and could not be judged, grouped by probe and reason."""
+    """Give what matters here and could not be judged, grouped by probe and reason.
+
+    Where several probes failed at the same thing, such as an interpreter that does not start, they are one group.
+    """
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in report["conditions"]:
         if one["status"] == Status.UNKNOWN and one["relevant"] and one["consequence_of"] is None:
             groups.setdefault((one["probe"], one["reason"] or "not-judged"), []).append(one)
-    return [
-        Unknowns(
-            probe=probe,
+    found: dict[tuple[str, str], Unknowns] = {}
+    for (probe, reason), members in groups.items():
+        message = next((one["message"] for one in members if one["message"]), "")
+        codes = tuple(one["code"] for one in members)
+        key = (reason, message) if message and reason.startswith("probe-") else (probe, reason)
+        before = found.get(key)
+        found[key] = Unknowns(
+            probe=probe if before is None else f"{before.probe}, {probe}",
             reason=reason,
-            message=next((one["message"] for one in members if one["message"]), ""),
-            codes=tuple(one["code"] for one in members),
+            message=message,
+            codes=codes if before is None else (*before.codes, *codes),
         )
-        for (probe, reason), members in groups.items()
-    ]
+    return list(found.values())
+
+
+_PARSER = "launch"
+"""The probe that judges what SGLang's argument parser says."""
+_DRIFT = "drift"
+"""The probe that compares the environment with its baseline."""
+
+
+def is_preflight(report: Mapping[str, Any]) -> bool:
+    """Tell whether a launch was judged that has not happened."""
+    return report.get("preflight") is not None
 
 
 def headline(report: Mapping[str, Any]) -> str:
     """Give the whole report in one sentence that starts with its level."""
     found = report["verdict"]["level"]
+    if is_preflight(report):
+        return one_line(f"{found}: {_launch_verdict(report, found)}")
     if found in (Level.CRITICAL, Level.WARNING):
         worst = [one for one in causes(report) if one["severity"] == found]
         more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
-        return _one_line(f"{found}: {worst[0]['code']}: {worst[0]['message'] or worst[0]['title']}{more}")
+        return one_line(f"{found}: {worst[0]['code']}: {worst[0]['message'] or worst[0]['title']}{more}")
     if found == Level.UNKNOWN:
         groups = unknowns(report)
         count = sum(len(group.codes) for group in groups)
         reasons = ", ".join(dict.fromkeys(group.reason for group in groups))
-        return _one_line(f"unknown: {count} condition{'s' * (count != 1)} could not be judged ({reasons})")
+        return one_line(f"unknown: {count} condition{'s' * (count != 1)} could not be judged ({reasons})")
     return "ok: everything that matters here was judged and nothing is wrong"
+
+
+def _launch_verdict(report: Mapping[str, Any], found: str) -> str:
+    """Say in one sentence what would become of a launch. Critical and gating is what it would fail with."""
+    unjudged = sum(len(group.codes) for group in unknowns(report))
+    gaps = f"; {unjudged} condition{'s' * (unjudged != 1)} could not be judged" if unjudged else ""
+    if found in (Level.CRITICAL, Level.WARNING):
+        worst = [one for one in causes(report) if one["severity"] == found]
+        more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
+        cause = f"{worst[0]['code']}: {worst[0]['message'] or worst[0]['title']}{more}"
+        if worst[0]["blocking"] and found == Level.CRITICAL:
+            return f"this launch would fail: {cause}"
+        return f"nothing that was judged stops this launch, but {cause.removesuffix('.') if gaps else cause}{gaps}"
+    if found == Level.UNKNOWN:
+        reasons = ", ".join(dict.fromkeys(group.reason for group in unknowns(report)))
+        return f"whether this launch would succeed could not be judged: {unjudged} open ({reasons})"
+    return "nothing stands in the way of this launch"
 
 
 def facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Give the few facts that people look for first, as (name, sentence). "unknown" where nobody knows."""
+    if is_preflight(report):
+        return [
+            *_launch_facts(report["preflight"]),
+            ("driver", _driver_fact(report)),
+            ("GPUs", _gpu_fact(report)),
+            ("mamba", _mamba_need(report)),
+            *((f"attention {phase}", _phase_need(report, found)) for phase, found in _attention(report)),
+        ]
     return [
         ("driver", _driver_fact(report)),
         ("GPUs", _gpu_fact(report)),
@@ -498,40 +641,77 @@ def _phase_fact(phase: Mapping[str, Any] | None) -> str:
     return str(backend) if backend else "unknown"
 
 
+_FORMS = {
+    "module": "python -m sglang.launch_server",
+    "console-script": "sglang serve",
+    "flags": "flags alone",
+}
+
+
+def _launch_facts(launch: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Say how the launch was read: which SGLang, which flags count, which were passed over."""
+    release = launch["release"]
+    form = _FORMS.get(launch["form"], "another program, which may change its arguments")
+    yield "launch", f"{form}, SGLang {release}" if release else f"{form}, SGLang's release unknown"
+    understood = [flag if value is True else f"{flag} {value}" for flag, value in launch["understood"].items()]
+    yield "flags judged", ", ".join(understood) or "none"
+    if count := launch["passed_over_count"]:
+        named = launch["passed_over"]
+        shown = ", ".join(named[:_FLAGS_SHOWN])
+        rest = count - len(named[:_FLAGS_SHOWN])
+        yield "passed over", f"{count}: {shown}{f' and {rest} more' if rest else ''}" if shown else str(count)
+    if launch["config"] is not None:
+        yield "configuration file", str(launch["config"]).replace("-", " ")
+    if not launch["complete"]:
+        yield "not seen", "more flags come from a wrapper, a variable of a shell or a file"
+
+
+_FLAGS_SHOWN = 8
+
+
+def _mamba_need(report: Mapping[str, Any]) -> str:
+    asked = report["preflight"]["understood"].get("--mamba-backend")
+    if asked == "flashinfer":
+        return f"flashinfer, needs {_need(report, 'flashinfer.mamba')}"
+    if asked is None and not report["preflight"]["complete"]:
+        return "unknown"
+    if asked not in (None, "triton"):
+        return f"{asked}, which is none that is known here"
+    return f"{asked or 'triton (no other is asked for)'}, needs nothing of FlashInfer"
+
+
+def _phase_need(report: Mapping[str, Any], phase: Mapping[str, Any] | None) -> str:
+    """Say what a phase would run, what that needs and whether it is there."""
+    fact = _phase_fact(phase)
+    version = (phase or {}).get("version")
+    modules = _section(report, "modules") or {}
+    # Version 4 comes from another module in almost every release.
+    names = [name for name in modules if name.endswith((".cute", "._fa4_interface"))]
+    module = "sgl_kernel.flash_attn" if version == 3 else names[0] if version == 4 and names else None
+    return fact if module is None else f"{fact}, needs {_need(report, module)}"
+
+
+def _need(report: Mapping[str, Any], module: str) -> str:
+    return f"{module}: {_module_fact(report, module)}"
+
+
 def _server_fact(report: Mapping[str, Any]) -> str:
     server = _section(report, "server") or {}
     up = server.get("up")
+    if server.get("state") == "not-found":
+        # What is installed is in the list of versions: it is nobody's version yet.
+        return "not found"
+    if server.get("is_sglang") is False:
+        return f"something answers on {server['url']}, but not as SGLang does"
     state = "unknown" if up is None else "answers" if up else "does not answer"
-    version = server.get("version") or _item(report, "sglang")
+    if server.get("state") == "unauthorized":
+        state += " and wants a key"
+    # By its own word alone: what is installed may be newer than what runs, or be another's.
+    version = server.get("version")
     return f"{state}, SGLang {version}" if version else state
 
 
-# -- the text -------------------------------------------------------------------------------------
-
-_COLORS = {Level.OK: "32", Level.WARNING: "33", Level.CRITICAL: "31", Level.UNKNOWN: "35", "info": "36"}
-_IN_FACTS = frozenset({"driver", "kernel_module", "cuda_driver", "gpu_model"})
-"""Items of the environment that the facts already say."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What would act on a terminal: a message may quote what a child process printed."""
-
-
-def text(report: Mapping[str, Any], *, verbose: bool, color: bool = False) -> str:
-    """Give the report as ``check`` prints it: the verdict first, then causes, unknowns and facts.
-
-    ``verbose`` adds every judged condition, the probes' runs and the history. ``color`` adds ANSI colours.
-    """
-    lines = [_paint(headline(report), report["verdict"]["level"], color=color), _readiness_line(report)]
-    for cause in causes(report):
-        lines += ["", *_cause_lines(report, cause, color=color)]
-    if groups := unknowns(report):
-        lines += ["", "could not be judged:"]
-        for group in groups:
-            lines += _entry(f"{group.probe} ({group.reason})", group.message or "no reason was given")
-            lines.append(f"    {', '.join(group.codes)}")
-    lines += ["", *_aligned(facts(report)), "", *_aligned(_versions(report))]
-    if verbose:
-        lines += _verbose_lines(report)
-    return "\n".join(line.rstrip() for line in lines).rstrip("\n") + "\n"
+# -- words that the text and the page share --------------------------------------------------------
 
 
 def when(seconds: float | None) -> str:
@@ -544,97 +724,21 @@ def when(seconds: float | None) -> str:
         return ""
 
 
-def _readiness_line(report: Mapping[str, Any]) -> str:
-    verdict = report["verdict"]
-    if verdict["pending"]:
-        return "readiness: not ready, the first driver round has not ended"
-    if verdict["ready"]:
-        return "readiness: ready"
-    return f"readiness: not ready because of {', '.join(verdict['blockers'])}"
-
-
 def gpu_names(cause: Mapping[str, Any]) -> str:
     """Name the GPUs that a condition of the report concerns: index and uuid, or what of them is known."""
     named = ((one["gpu"], one["uuid"]) for one in cause["gpus"])
     return ", ".join(f"{index} ({uuid})" if index and uuid else index or uuid for index, uuid in named)
 
 
-def _cause_lines(report: Mapping[str, Any], cause: Mapping[str, Any], *, color: bool) -> list[str]:
-    reason = f" ({cause['reason']})" if cause["reason"] else ""
-    gates = ", gates readiness" if cause["blocking"] else ""
-    severity = _paint(cause["severity"], cause["severity"], color=color)
-    lines = [f"{severity}: {cause['code']}{reason}{gates}", *_indented(cause["message"] or cause["title"], "  ")]
-    if cause["gpus"]:
-        lines.append(f"  GPUs: {_clean(gpu_names(cause))}")
-    for item in cause["evidence"]:
-        lines += _indented(item, "  evidence: ")
-    lines += _indented(cause["remedy"], "  fix: ")
-    lines += [
-        f"  consequence: {one['code']}" + (" (could not be judged)" if one["status"] == Status.UNKNOWN else "")
-        for one in consequences(report, cause["code"])
-        if one["status"] != Status.FALSE
-    ]
-    return lines
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What would act on a terminal, or turn the direction of writing: a message may quote what a child process printed."""
 
 
-def _versions(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(name, str(item["value"])) for name, item in report["environment"].items() if name not in _IN_FACTS]
-
-
-def _verbose_lines(report: Mapping[str, Any]) -> list[str]:
-    standing = report["standing"]
-    lines = ["", "where the sidecar stands:"]
-    lines += _entry(f"placement {standing['placement']}", standing["placement_why"])
-    lines += _entry(f"processes {standing['processes']}", standing["processes_why"])
-    lines += ["", "probes:"]
-    for name, probe in report["probes"].items():
-        seconds = "" if probe["duration"] is None else f" in {probe['duration']:.3f} s"
-        place = f" at {probe['where']}" if probe["where"] else ""
-        lines += _entry(f"{name} {probe['outcome']}{place}{seconds}", probe["detail"])
-    rest = [one for one in report["conditions"] if not one["active"]]
-    lines += ["", "conditions that are not active:"]
-    lines += [f"  {one['code']}: {_state(one)}" for one in rest]
-    if report["history"]:
-        lines += ["", "history:"]
-        for one in report["history"]:
-            reason = f" ({one['reason']})" if one["reason"] else ""
-            lines.append(_clean(f"  {when(one['at'])}  {one['subject']}: {one['before']} -> {one['after']}{reason}"))
-    return lines
-
-
-def _state(condition: Mapping[str, Any]) -> str:
-    """Give the status of a condition that is not active, in words."""
-    if not condition["relevant"]:
-        return "does not concern this server"
-    if condition["consequence_of"] is not None:
-        return f"explained by {condition['consequence_of']}"
-    if condition["status"] == Status.UNKNOWN:
-        return f"unknown ({condition['reason'] or 'not-judged'})"
-    return "judged and fine"
-
-
-def _entry(name: str, sentence: str) -> list[str]:
-    return _indented(f"{name}: {sentence}" if sentence else name, "  ")
-
-
-def _indented(content: str, prefix: str) -> list[str]:
-    """Lines of ``content`` after ``prefix``; further ones stand below the first."""
-    first, *more = _clean(content).splitlines() or [""]
-    return [prefix + first, *(" " * len(prefix) + line for line in more)]
-
-
-def _aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
-    width = max((len(name) for name, _ in rows), default=0)
-    return [f"{name:<{width}}  {_one_line(value)}" for name, value in rows]
-
-
-def _paint(content: str, kind: str, *, color: bool) -> str:
-    return f"\x1b[1;{_COLORS[kind]}m{content}\x1b[0m" if color and kind in _COLORS else content
-
-
-def _clean(content: str) -> str:
+def clean(content: str) -> str:
+    """Give the text with a replacement for each character that would act on a terminal; lines stay lines."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", content)
 
 
-def _one_line(content: str) -> str:
-    return " ".join(_clean(content.replace("\n", " ")).split())
+def one_line(content: str) -> str:
+    """Give the text, cleaned, on one line."""
+    return " ".join(clean(content.replace("\n", " ")).split())

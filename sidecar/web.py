@@ -1,7 +1,9 @@
 """The HTTP side: listening sockets and handlers that only read what was published.
 
 No handler triggers work: metrics, report and page are rendered at most once per generation of the snapshot,
-so a scrape storm costs what one scrape costs.
+so a scrape storm costs what one scrape costs. What makes report and page is loaded when somebody asks for one: most
+replicas are only scraped and probed. What a client may take of connections, time and memory is limited by
+`sidecar.connections`; the paths that the kubelet asks for never wait behind the others.
 """
 
 from __future__ import annotations
@@ -10,34 +12,40 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from aiohttp import web
-
-from sidecar import page, readiness, report
+from sidecar import readiness
+from sidecar.acceptor import Acceptor
+from sidecar.access import Access
 from sidecar.catalog import Catalog
 from sidecar.config import Listen
+from sidecar.connections import Connections, Limits
 from sidecar.exposition import Exposition
+from sidecar.httplib import Handler, Middleware, web
 from sidecar.model import Snapshot
 from sidecar.readiness import Reply
 
-_BACKLOG = 128
+_BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted; what finds no place is tried again a second later, when
+the kubelet has given up."""
 _FAMILY_IS_OFF = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
 _BODY_LIMIT = 1024
 """Bytes of a request's body: no endpoint reads one."""
-_KEEPALIVE = 75.0
-"""Seconds that an idle connection stays: longer than the scrape intervals in use, so that they reuse one."""
+
+_OPEN: Final = ("/livez", "/startupz", "/readyz", "/readyz/{name}")
+"""The probe paths: they ask nobody for anything."""
 
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
     # The default names the versions of Python and aiohttp to whoever asks.
     "Server": "sglang-sidecar",
 }
-_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
 
 
 class ListenError(Exception):
@@ -172,38 +180,68 @@ class _Rendered:
     snapshot: Snapshot
     report: dict[str, Any] | None = None
     json: bytes | None = None
-    html: bytes | None = None
+    html: dict[bool, bytes] = field(default_factory=dict)
+    """The page, by whether it is fetched anew as a whole."""
+    mark: str | None = None
+    live: dict[bool, bytes] = field(default_factory=dict)
+    """The strip, by whether the page that it stands in is out of date."""
 
 
 class Web:
     """The endpoints. `start` serves on sockets from `bind` until `stop`."""
 
-    def __init__(self, store: StoreLike, exposition: Exposition, catalog: Catalog, *, state: State) -> None:
+    def __init__(
+        self,
+        store: StoreLike,
+        exposition: Exposition,
+        catalog: Catalog,
+        *,
+        state: State,
+        access: Access | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
+        """``access`` says who may ask for what; None: everybody for everything, without TLS."""
         self._store = store
         self._exposition = exposition
         self._catalog = catalog
         self._state = state
         self._rendered = _Rendered(store.snapshot)
+        self._documents: bytes | None = None
+        self._access = access
+        self._limits = limits
+        self._connections: Connections | None = None
+        self._acceptor: Acceptor | None = None
         self._runner: web.AppRunner | None = None
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
         """Serve on listening sockets, which are closed by `stop`."""
-        self._runner = web.AppRunner(
-            self.application(), handle_signals=False, access_log=None, keepalive_timeout=_KEEPALIVE
-        )
+        self._runner = web.AppRunner(self.application(), handle_signals=False, access_log=None)
         await self._runner.setup()
-        for opened in sockets:
-            await web.SockSite(self._runner, opened, backlog=_BACKLOG).start()
+        assert self._runner.server is not None
+        limits = self._limits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._connections = Connections(limits, _HEADERS)
+        self._connections.start()
+        # Not by aiohttp's sites: they set up every connection before the first request is looked at.
+        access = self._access
+        self._acceptor = Acceptor(
+            sockets, self._connections, self._runner.server, tls=lambda: None if access is None else access.context
+        )
+        self._acceptor.open()
 
     async def stop(self, drain: float = 0.5) -> None:
         """Stop: close what is idle at once, give requests in flight ``drain`` seconds, then close them too."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
+        end = asyncio.get_running_loop().time() + drain / 2
+        if self._acceptor is not None:
+            self._acceptor.close()
+        if self._connections is not None:
+            while self._connections.turns and asyncio.get_running_loop().time() < end:
+                await asyncio.sleep(0)  # requests that have arrived become requests in flight
+            self._connections.close()
         # What `AppRunner.cleanup` does, but with a limit chosen now, which it waits out twice per connection
         # (the handler's end, then its cancellation).
-        for site in tuple(runner.sites):
-            await site.stop()
         if runner.server is not None:
             await asyncio.sleep(0)  # requests that have arrived become requests in flight
             runner.server.pre_shutdown()
@@ -212,15 +250,15 @@ class Web:
 
     def application(self) -> web.Application:
         """Give the aiohttp application with every route."""
-        application = web.Application(client_max_size=_BODY_LIMIT)
+        middlewares = [] if self._access is None else [_guard(self._access)]
+        application = web.Application(client_max_size=_BODY_LIMIT, middlewares=middlewares)
         application.on_response_prepare.append(_set_headers)
         for path in ("/metrics", "/metrics/"):
             application.router.add_get(path, self._metrics)
-        application.router.add_get("/livez", self._livez)
-        application.router.add_get("/startupz", self._startupz)
-        application.router.add_get("/readyz", self._readyz)
-        application.router.add_get("/readyz/{name}", self._readyz_single)
+        for path, handler in zip(_OPEN, (self._livez, self._startupz, self._readyz, self._readyz_single), strict=True):
+            application.router.add_get(path, handler)
         application.router.add_get("/report", self._report)
+        application.router.add_get("/docs", self._documentation)
         application.router.add_get("/", self._page)
         return application
 
@@ -259,21 +297,44 @@ class Web:
         return _text(reply)
 
     async def _report(self, _request: web.Request) -> web.Response:
+        from sidecar import report
+
         current = self._current()
         if current.json is None:
             current.json = report.encode(_built(current, self._catalog))
         return web.Response(body=current.json, content_type="application/json")
 
-    async def _page(self, _request: web.Request) -> web.Response:
+    async def _page(self, request: web.Request) -> web.Response:
+        from sidecar import page
+
+        if (seen := request.query.get("live")) is not None:
+            return self._live(seen)
         current = self._current()
-        if current.html is None:
-            current.html = page.render(_built(current, self._catalog)).encode()
-        return web.Response(
-            body=current.html,
-            content_type="text/html",
-            charset="utf-8",
-            headers={"Content-Security-Policy": _PAGE_POLICY},
-        )
+        refreshing = request.query.get("refresh") == "on"
+        if refreshing not in current.html:
+            built = _built(current, self._catalog)
+            current.html[refreshing] = page.render(built, refreshing=refreshing).encode()
+        return _html(current.html[refreshing], page.POLICY, refresh=page.REFRESH_EVERY if refreshing else None)
+
+    def _live(self, seen: str) -> web.Response:
+        """Tell whether the page that bears the mark ``seen`` still says what is known."""
+        from sidecar import page
+
+        current = self._current()
+        built = _built(current, self._catalog)
+        if current.mark is None:
+            current.mark = page.mark(built)
+        changed = seen != current.mark
+        if changed not in current.live:
+            current.live[changed] = page.live(built, changed=changed).encode()
+        return _html(current.live[changed], page.LIVE_POLICY, refresh=page.LIVE_EVERY)
+
+    async def _documentation(self, _request: web.Request) -> web.Response:
+        from sidecar import page
+
+        if self._documents is None:
+            self._documents = page.documents(self._catalog).encode()
+        return _html(self._documents, page.POLICY)
 
     def _current(self) -> _Rendered:
         """Give what was rendered of the current snapshot; nothing yet when it is a new one."""
@@ -283,11 +344,40 @@ class Web:
         return self._rendered
 
 
+def _guard(access: Access) -> Middleware:
+    """Ask everybody for what ``access`` wants, but for the probe paths: a kubelet has neither token nor certificate."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        # By the route, not by the text of the path, which can be written in many ways; what leads nowhere is closed.
+        if resource is not None and resource.canonical in _OPEN:
+            return await handler(request)
+        if access.certificate_needed and not (request.transport and request.transport.get_extra_info("peercert")):
+            return web.Response(status=403, text="a client certificate is needed\n")
+        if access.token_needed and not access.knows(request.headers.get("Authorization", "")):
+            return web.Response(status=401, text="a bearer token is needed\n", headers={"WWW-Authenticate": "Bearer"})
+        return await handler(request)
+
+    return guard
+
+
 def _built(current: _Rendered, catalog: Catalog) -> dict[str, Any]:
     """Give the report of a snapshot, built once."""
+    from sidecar import report
+
     if current.report is None:
         current.report = report.build(current.snapshot, catalog)
     return current.report
+
+
+def _html(body: bytes, policy: str, *, refresh: int | None = None) -> web.Response:
+    """A page for a browser, which fetches it anew after ``refresh`` seconds."""
+    headers = {"Content-Security-Policy": policy}
+    if refresh is not None:
+        # By header, not by an element of the page, which tools for accessibility take for a page that moves by itself.
+        headers["Refresh"] = str(refresh)
+    return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
 
 
 def _text(reply: Reply) -> web.Response:

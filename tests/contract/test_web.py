@@ -18,7 +18,7 @@ from sidecar.config import Listen
 from sidecar.exposition import Exposition
 from sidecar.model import Status
 from sidecar.web import ListenError, Web, bind
-from tests.samples import Facts, catalog, condition, snapshot
+from tests.samples import Facts, ProcessState, Store, catalog, condition, snapshot
 
 PROMETHEUS_3 = (
     "application/openmetrics-text;version=1.0.0;q=0.8,"
@@ -30,36 +30,12 @@ LOST = condition("gpu-lost", Status.TRUE)
 
 
 @dataclass
-class Store:
-    """Holds whatever snapshot a test publishes."""
-
-    snapshot: object
-
-
-@dataclass
-class State:
-    """The process as a test wants it to be."""
-
-    stopping: bool = False
-    stalled: str | None = None
-    waiting: str | None = None
-
-    def alive(self):
-        """Tell why it makes no progress."""
-        return self.stalled
-
-    def started(self):
-        """Tell what it waits for."""
-        return self.waiting
-
-
-@dataclass
 class Running:
     """A served agent: its parts to turn, and a client session with its base URL."""
 
     web: Web
     store: Store
-    state: State
+    state: ProcessState
     session: aiohttp.ClientSession
     url: str
     port: int
@@ -74,7 +50,7 @@ class Running:
 @pytest.fixture
 async def running():
     """Serve an agent's web side on a port of its own."""
-    store, state = Store(snapshot()), State()
+    store, state = Store(snapshot()), ProcessState()
     sockets = bind([Listen(host="127.0.0.1", port=0)])
     port = sockets[0].getsockname()[1]
     web = Web(store, Exposition(catalog()), catalog(), state=state)
@@ -201,7 +177,7 @@ async def test_report_is_built_once_per_generation(running) -> None:
     )
     store = Store(snapshot(facts={"driver": Facts()}))
     sockets = bind([Listen(host="127.0.0.1", port=0)])
-    web = Web(store, Exposition(one), counting, state=State())
+    web = Web(store, Exposition(one), counting, state=ProcessState())
     await web.start(sockets)
     for path in ("/report", "/", "/report", "/"):
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}{path}"
@@ -237,7 +213,7 @@ async def test_overlong_request_line_is_refused(running) -> None:
 async def test_stop_closes_idle_keep_alive_connections_at_once() -> None:
     """An idle client cannot hold up the end of the process (case 51, aio-libs/aiohttp#1221)."""
     sockets = bind([Listen(host="127.0.0.1", port=0)])
-    web = Web(Store(snapshot()), Exposition(catalog()), catalog(), state=State())
+    web = Web(Store(snapshot()), Exposition(catalog()), catalog(), state=ProcessState())
     await web.start(sockets)
     idle = await asyncio.open_connection(*sockets[0].getsockname())
     kept = await asyncio.open_connection(*sockets[0].getsockname())
@@ -256,7 +232,7 @@ async def test_stop_closes_idle_keep_alive_connections_at_once() -> None:
 
 async def test_stop_without_start_is_harmless() -> None:
     """A start that failed half way can still be stopped, and twice."""
-    web = Web(Store(snapshot()), Exposition(catalog()), catalog(), state=State())
+    web = Web(Store(snapshot()), Exposition(catalog()), catalog(), state=ProcessState())
     await web.stop()
     await web.stop()
     assert web.application().router.routes()

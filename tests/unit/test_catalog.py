@@ -19,15 +19,10 @@ from sidecar.catalog import (
     CatalogError,
     build,
     discover,
-    documents,
-    explain,
-    main,
-    markdown_conditions,
-    markdown_metrics,
-    markdown_settings,
 )
 from sidecar.config import SETTINGS
-from sidecar.model import Family, Feature, Gate, Severity
+from sidecar.documentation import documents, main, markdown_conditions, markdown_metrics, markdown_settings
+from sidecar.model import Family, Feature, Gate, Option, Severity
 from tests.samples import Facts, catalog, condition_type, probe, snapshot
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -66,6 +61,20 @@ def test_requirements_of_several_probes_add_up() -> None:
         (probe("x", A, requirable={"cuda": ("a-broken",)}), probe("y", B, requirable={"cuda": ("b-broken",)}))
     )
     assert dict(built.requirable) == {"cuda": ("a-broken", "b-broken")}
+
+
+def test_a_shared_family_is_declared_by_several_probes() -> None:
+    """A family that is meant for several probes is one family, on a part of the page that names no probe."""
+    shared = family("module_importable", labels=("module",), shared=True)
+    built = build((probe("x", families=(shared,)), probe("y", families=(shared, family("up")))))
+    assert [one.name for one in built.families].count("module_importable") == 1
+    page = markdown_metrics(built)
+    assert page.count("sglang_sidecar_module_importable") == 1
+    assert page.index("## Several probes") < page.index("sglang_sidecar_module_importable")
+    other = family("module_importable", labels=("file",), shared=True)
+    assert "module_importable is declared by x and by z" in contradiction(
+        probe("x", families=(shared,)), probe("z", families=(other,))
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,16 +236,17 @@ def test_settings_page_lists_every_setting() -> None:
         assert f"`{setting.variable}`" in page
 
 
-def test_explain_prints_one_condition_or_the_list() -> None:
-    """The command shows remedy and reasons whole, lists all codes without an argument, and knows no others."""
-    text = explain(catalog(), "gpu-lost")
-    assert text.startswith("gpu-lost: title of gpu-lost\n")
-    assert "remedy: remedy of gpu-lost\n" in text
-    assert "explained by: nvml-library-missing\n" in text
-    assert "  some-reason: for some reason\n" in text
-    assert [line.split()[0] for line in explain(catalog(), None).splitlines()] == list(catalog().conditions)
-    with pytest.raises(KeyError):
-        explain(catalog(), "no-such-code")
+def _option(key: str) -> Option:
+    return Option(key=key, default="1", doc="Some setting", metavar="NUMBER", parse=lambda value: int(str(value)))
+
+
+def test_a_probes_setting_is_on_the_page() -> None:
+    """It comes after the agent's own, and the same key is never declared twice."""
+    page = markdown_settings(build((probe("x", options=(_option("x_limit"),)),)))
+    assert "| `x_limit` | `--x-limit NUMBER` | `SGLANG_SIDECAR_X_LIMIT` | 1 | Some setting |" in page
+    assert page.index("`log_level`") < page.index("`x_limit`")
+    assert contradiction(probe("x", options=(_option("listen"),))) == "setting listen is declared by the agent and by x"
+    assert "setting a-b is not a valid name" in contradiction(probe("x", options=(_option("a-b"),)))
 
 
 # -- the real catalogue ---------------------------------------------------------------------------------

@@ -12,11 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.config import SETTINGS, ConfigError, ImportPolicy, Listen, Loaded, Settings, load, render
-from sidecar.model import Placement
+from sidecar.config import (
+    SETTINGS,
+    ConfigError,
+    ImportPolicy,
+    Listen,
+    Loaded,
+    Settings,
+    load,
+    render,
+    with_options,
+)
+from sidecar.model import Option, Placement
 
 PROBES = ("driver", "server")
 REQUIREMENTS = ("cuda", "flashinfer-mamba", "gpu-lost")
+CONDITIONS = ("gpu-lost", "gpu-missing", "environment-drift")
 
 
 def read(
@@ -32,7 +43,14 @@ def read(
         assert tmp_path is not None
         file = tmp_path / "sidecar.toml"
         file.write_bytes(toml if isinstance(toml, bytes) else toml.encode())
-    return load(file=file, environ=environ or {}, flags=flags, probe_names=PROBES, allowed_requirements=REQUIREMENTS)
+    return load(
+        file=file,
+        environ=environ or {},
+        flags=flags,
+        probe_names=PROBES,
+        allowed_requirements=REQUIREMENTS,
+        conditions=CONDITIONS,
+    )
 
 
 def sentence(*arguments: Any, **more: Any) -> str:
@@ -84,7 +102,11 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 
 def test_every_setting_fills_a_field_of_settings() -> None:
     """The table declares exactly the fields that users may set, and its default is the field's own."""
-    assert {setting.field for setting in SETTINGS} == {one.name for one in fields(Settings)} - {"launch", "explicit"}
+    assert {setting.field for setting in SETTINGS} == {one.name for one in fields(Settings)} - {
+        "options",
+        "launch",
+        "explicit",
+    }
 
 
 def test_all_problems_of_all_layers_are_listed_at_once(tmp_path: Path) -> None:
@@ -127,7 +149,7 @@ def test_an_unknown_variable_only_warns() -> None:
     assert loaded.settings == Settings()
     (warning,) = loaded.warnings
     assert "SGLANG_SIDECAR_SERVER_URI" in warning
-    assert "server_url" in warning
+    assert "did you mean SGLANG_SIDECAR_SERVER_URL?" in warning
     assert "hunter2" not in warning
 
 
@@ -380,6 +402,68 @@ def test_seconds_for_an_unknown_probe() -> None:
     assert "(did you mean driver?); probes: driver, server" in sentence(deadlines=["drivers=1"])
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("gate", {"gpu-lost": "never", "environment-drift": "serving"}), ("severity", {"gpu-lost": "info"})],
+)
+def test_overrides_by_code(tmp_path: Path, key: str, words: dict[str, str]) -> None:
+    """A table of the file, a variable and a repeated flag say the same."""
+    table = "".join(f'{code} = "{word}"\n' for code, word in words.items())
+    written = [f"{code}={word}" for code, word in words.items()]
+    for loaded in (
+        read(f"[{key}]\n{table}", tmp_path=tmp_path),
+        read(environ={f"SGLANG_SIDECAR_{key.upper()}": ", ".join(written)}),
+        read(**{key: written}),
+    ):
+        assert getattr(loaded.settings, key) == words
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "told"),
+    [
+        ("[gate]\ngpu-lots = 'never'", "gate.gpu-lots", "did you mean gpu-lost?"),
+        ("[gate]\ngpu-lost = 'sometimes'", "gate.gpu-lost", "must be one of serving, launch, never"),
+        ("[gate]\ngpu-lost = true", "gate.gpu-lost", "must be one of serving, launch, never"),
+        ("[gate]\ngpu-lost = ['never']", "gate.gpu-lost", "must be one of serving, launch, never"),
+        ("gate = 3", "gate", "must be CODE=WORD"),
+        ("gate = 'gpu-lost'", "gate", "must be CODE=WORD"),
+        ("gate = 'gpu-lost=never,gpu-lost=serving'", "gate.gpu-lost", "contradicts never"),
+        ("[severity]\nGPU-LOST = 'info'", "severity.GPU-LOST", "did you mean gpu-lost?"),
+        ("[severity]\ngpu-lost = 'fatal'", "severity.gpu-lost", "must be one of info, warning, critical"),
+        ("accept = ['gpu-lots']", "accept", "did you mean gpu-lost?"),
+        ("accept = [3]", "accept", 'must be one string; write "3"'),
+        ("gpus = [0, 1]", "gpus", 'must be one string; write "0"'),
+        ("server_url = true", "server_url", "true ("),
+        ("accept = {gpu-lost = true}", "accept", "must be one string"),
+        ("require = ['gpu-lots']", "require", "did you mean gpu-lost?"),
+        ("require = 'everything'", "require", "can be required"),
+    ],
+)
+def test_a_decision_about_nothing_is_an_error(tmp_path: Path, toml: str, key: str, told: str) -> None:
+    """A misspelt code or word must not silently leave a gate open, or closed."""
+    with pytest.raises(ConfigError) as caught:
+        read(toml, tmp_path=tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.key == key
+    assert told in problem.sentence
+
+
+def test_a_file_that_anybody_may_write_is_told_of(tmp_path: Path) -> None:
+    """So is one whose folder they may change; and what such a file says of the placement decides nothing."""
+    tmp_path.chmod(0o755)
+    loaded = read("placement = 'container'", tmp_path=tmp_path)
+    assert (loaded.exposed, loaded.believable_placement()) == (None, Placement.CONTAINER)
+    (tmp_path / "sidecar.toml").chmod(0o666)
+    loaded = read("placement = 'container'", tmp_path=tmp_path)
+    assert "sidecar.toml may be written by every user" in (loaded.exposed or "")
+    assert loaded.believable_placement() is None
+    assert read("", tmp_path=tmp_path, placement="host").believable_placement() is Placement.HOST
+    (tmp_path / "sidecar.toml").chmod(0o644)
+    tmp_path.chmod(0o777)
+    assert f"{tmp_path} may be written" in (read("", tmp_path=tmp_path).exposed or "")
+    assert read().exposed is None
+
+
 def test_a_long_value_is_shortened() -> None:
     """An error stays readable whatever it repeats."""
     with pytest.raises(ConfigError) as caught:
@@ -443,3 +527,52 @@ def test_what_show_prints_can_be_given_back() -> None:
     environ = {f"SGLANG_SIDECAR_{key.upper()}": value for key, value, source in shown if source != "default"}
     again = read(environ=environ)
     assert again.settings == first.settings
+
+
+# -- settings of probes -------------------------------------------------------------------------------
+
+
+def _megabytes(value: object) -> int:
+    if not str(value).isdigit():
+        raise ValueError("must be a number of megabytes")
+    return int(str(value))
+
+
+ROOM = Option(key="room_needed", default="64", doc="Room", metavar="MB", parse=_megabytes)
+
+
+def _with_room(**more: Any) -> Loaded:
+    values: dict[str, Any] = {"file": None, "environ": {}, "flags": {}, "probe_names": (), "allowed_requirements": ()}
+    return load(**(values | more), declared=with_options((ROOM,)))
+
+
+def test_a_probes_setting_has_every_layer(tmp_path: Path) -> None:
+    """Default, file, variable and flag, each over the one before; and its source is told."""
+    file = tmp_path / "a.toml"
+    file.write_text("room_needed = 1\n")
+    variable = {"SGLANG_SIDECAR_ROOM_NEEDED": "2"}
+    flag = {"room_needed": "3"}
+    loaded = [
+        _with_room(),
+        _with_room(file=file),
+        _with_room(file=file, environ=variable),
+        _with_room(file=file, environ=variable, flags=flag),
+    ]
+    assert [ROOM.of(one.settings) for one in loaded] == [64, 1, 2, 3]
+    assert [one.sources["room_needed"].split(" ")[0] for one in loaded] == ["default", "file", "environment", "flag"]
+    assert "room_needed          64                      default" in render(loaded[0], "text")
+    assert json.loads(render(loaded[3], "json"))["settings"]["room_needed"]["value"] == 3
+    assert "room_needed" in loaded[3].settings.explicit
+
+
+def test_a_probes_setting_is_refused_with_its_own_words() -> None:
+    """The sentence names key, value and source, as it does for the agent's own."""
+    with pytest.raises(ConfigError) as caught:
+        _with_room(flags={"room_needed": "much"})
+    assert str(caught.value) == "room_needed: 'much' (flag --room-needed) must be a number of megabytes"
+
+
+def test_without_the_probe_there_is_no_such_setting(tmp_path: Path) -> None:
+    """What no probe declares is unknown, as any other key."""
+    with pytest.raises(ConfigError, match="room_needed: unknown key"):
+        read("room_needed = 1\n", tmp_path=tmp_path)

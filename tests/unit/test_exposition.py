@@ -20,8 +20,23 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from sidecar import __version__
 from sidecar.catalog import build
+from sidecar.drift import ITEMS
 from sidecar.exposition import Exposition, Rendered, accepts_gzip, negotiate
-from sidecar.model import Family, Outcome, Sample, Severity, Snapshot, Status, Verdict
+from sidecar.model import (
+    Baseline,
+    Demo,
+    Deviation,
+    Drift,
+    Expectation,
+    Family,
+    Known,
+    Outcome,
+    Sample,
+    Severity,
+    Snapshot,
+    Status,
+    Verdict,
+)
 from tests.samples import NOW, Facts, catalog, condition, probe, snapshot
 
 PROMETHEUS_3 = (
@@ -121,7 +136,7 @@ def test_probe_runs_are_counted_from_zero_on() -> None:
     driver = replace(taken.results["driver"], runs={Outcome.OK: 3, Outcome.SKIPPED: 9})
     shown = series(replace(taken, results={"driver": driver}))
     runs = {name: value for name, value in shown.items() if name.startswith("probe_runs_total")}
-    assert len(runs) == 4 * len(catalog().probes)
+    assert len(runs) == 5 * len(catalog().probes)
     assert runs.pop('probe_runs_total{outcome="ok",probe="driver"}') == 3
     assert set(runs.values()) == {0}
 
@@ -160,6 +175,14 @@ def test_a_stuck_child_is_shown_only_while_there_is_one() -> None:
 def test_ready(verdict: Verdict, expected: int) -> None:
     """The gauge is the verdict behind /readyz."""
     assert series(replace(snapshot(), verdict=verdict))["ready"] == expected
+
+
+def test_condition_transitions_are_counted_from_zero_on() -> None:
+    """Both series are there before anything happened, so that the first change is an increase."""
+    assert series(snapshot())['condition_transitions_total{to="active"}'] == 0
+    changed = replace(snapshot(), condition_transitions={True: 3, False: 2})
+    assert series(changed)['condition_transitions_total{to="active"}'] == 3
+    assert series(changed)['condition_transitions_total{to="inactive"}'] == 2
 
 
 def test_ready_transitions_are_counted_from_zero_on() -> None:
@@ -304,13 +327,51 @@ def full() -> Snapshot:
         blockers=("gpu-lost",),
     )
     stuck = replace(taken.results["driver"], stuck=True, runs={Outcome.TIMEOUT: 2})
-    return replace(taken, results={**taken.results, "driver": stuck}, ready_transitions={True: 1, False: 1})
+    return replace(
+        taken,
+        results={**taken.results, "driver": stuck},
+        ready_transitions={True: 1, False: 1},
+        baseline=Baseline(items={"driver": Expectation(value="570.1")}),
+        drifts=(Drift(item="driver", deviation=Deviation.DIFFERENT, expected="570.1", observed="580.1"),),
+        known=Known(counts={"driver": 2}, last_change={"driver": 1.5}),
+        demo=Demo(scenario="gpu-lost", title="t", shows="s"),
+    )
 
 
 def test_the_sample_covers_every_family() -> None:
     """The tests below look at all families, not only at those that happen to be filled."""
     text = render(full()).body.decode()
     assert [family.name for family in catalog().families if f"# TYPE sglang_sidecar_{family.name} " not in text] == []
+
+
+def test_only_a_demo_is_marked_as_one() -> None:
+    """A dashboard can leave demos out: the family is there in a demo and nowhere else."""
+    assert "\nsglang_sidecar_demo 1.0\n" in render(full()).body.decode()
+    assert "sglang_sidecar_demo" not in render(snapshot()).body.decode()
+
+
+def test_drift_and_changes_are_exported() -> None:
+    """Counters of all items are there from the start; what differs and when something changed only where it did."""
+    text = render(full()).body.decode()
+    lines = [line for line in text.splitlines() if "environment_c" in line or "_last_change" in line or "drift" in line]
+    series = {line for line in lines if not line.startswith("#")}
+    prefix = "sglang_sidecar_"
+    assert series == {
+        f'{prefix}environment_changes_total{{item="{item}"}} {2.0 if item == "driver" else 0.0}' for item in ITEMS
+    } | {
+        f'{prefix}environment_last_change_timestamp_seconds{{item="driver"}} 1.5',
+        f"{prefix}drift_items 1.0",
+        f'{prefix}drift{{item="driver"}} 1.0',
+    }
+    assert f"{prefix}baseline_loaded 1.0" in text
+
+
+def test_without_a_baseline_there_is_no_drift() -> None:
+    """No baseline: no series that says 0; an unreadable one: not loaded, and no number of differing items."""
+    assert "drift" not in render(snapshot()).body.decode()
+    text = render(replace(snapshot(), baseline=Baseline())).body.decode()
+    assert "sglang_sidecar_baseline_loaded 0.0" in text
+    assert "drift_items" not in text
 
 
 def test_both_parsers_accept_both_formats_and_agree() -> None:
@@ -447,6 +508,54 @@ def test_a_new_generation_shows_nothing_of_the_old_one() -> None:
     body = exposition.render(new, accept="", accept_encoding="").body
     assert b"580.2" in body
     assert b"570.1" not in body
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", OPENMETRICS, PROMETHEUS_3]),
+            st.dictionaries(st.sampled_from(["driver", "torch", "sglang"]), st.sampled_from(["1", "2"])),
+            st.booleans(),
+        ),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_what_was_encoded_before_changes_no_byte(scrapes: list[tuple[str, dict[str, str], bool]]) -> None:
+    """An exposition that has rendered other generations and variants gives what a fresh one gives."""
+    used = Exposition(catalog(), process=no_process, python_version="3.11.7")
+    for generation, (accept, items, ready) in enumerate(scrapes):
+        taken = snapshot(
+            generation=generation,
+            facts={"driver": Facts(identity=items)},
+            blockers=() if ready else ("gpu-lost",),
+        )
+        assert used.render(taken, accept=accept, accept_encoding="").body == render(taken, accept=accept).body
+
+
+@pytest.mark.parametrize("accept", ["", OPENMETRICS])
+def test_only_what_changed_is_encoded_anew(accept: str) -> None:
+    """Of a generation that differs in one family, the client library encodes that one."""
+    exposition = Exposition(catalog(), process=no_process)
+
+    def calls_of_the_library(taken: Snapshot) -> int:
+        calls = 0
+
+        def count(frame: Any, event: str, _argument: Any) -> None:
+            nonlocal calls
+            calls += event == "call" and "prometheus_client" in frame.f_code.co_filename
+
+        sys.setprofile(count)
+        try:
+            exposition.render(taken, accept=accept, accept_encoding="")
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    everything = calls_of_the_library(replace(full(), generation=1))
+    nothing = calls_of_the_library(replace(full(), generation=2))
+    one = calls_of_the_library(replace(full(), generation=3, ready_transitions={True: 5}))
+    assert nothing < one < everything / 5
 
 
 # -- an inherited environment -----------------------------------------------------------------------------

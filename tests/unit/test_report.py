@@ -1,18 +1,19 @@
-"""The report: JSON, schema, text and exit code."""
+"""The report: JSON, schema, the words that text and page share, and the exit code."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import jsonschema
 import pytest
 import structlog
 
 from sidecar.catalog import build as build_catalog
-from sidecar.model import Outcome, Scope, Severity, Status, Transition
-from sidecar.report import build, encode, exit_code, facts, gpu_names, headline, schema, text, when
-from tests.samples import NOW, DriverSection, Facts, GpuSection, catalog, condition, probe, snapshot
+from sidecar.model import Demo, Gate, Outcome, Scope, Severity, Status, Transition
+from sidecar.report import build, causes, encode, exit_code, facts, gpu_names, headline, schema, when
+from tests.samples import NOW, DriverSection, Facts, GpuSection, catalog, condition, condition_type, probe, snapshot
 
 DRIVER = Facts(
     identity={"driver": "580.82.07", "kernel_module": "580.82.07", "cuda_driver": "13.0", "gpu_model": "NVIDIA H200"},
@@ -49,9 +50,9 @@ BROKEN = snapshot(
 )
 
 
-def lines(given, *, verbose=False):
-    """Give the lines of the text of a snapshot."""
-    return text(build(given, catalog()), verbose=verbose).splitlines()
+def first(given):
+    """The headline of a snapshot."""
+    return headline(build(given, catalog()))
 
 
 @pytest.mark.parametrize("given", [snapshot(), snapshot(facts=ALL), BROKEN, snapshot(pending=True)])
@@ -80,6 +81,20 @@ def test_section_names_are_taken_once(name) -> None:
     """A probe cannot overwrite the report's own keys or another probe's section."""
     with pytest.raises(ValueError, match=name):
         schema(build_catalog((*catalog().probes, probe("late", sections={name: str}))))
+
+
+def test_a_section_of_several_probes_is_put_together() -> None:
+    """Probes that declare one section with the same type each contribute entries; one without facts takes none away."""
+    shared = {"modules": dict[str, int]}
+    world = build_catalog(tuple(probe(name, sections=shared) for name in ("driver", "packages", "flashinfer")))
+    facts_of = {
+        "driver": Facts(report={"modules": {"one": 1}}),
+        "flashinfer": Facts(report={"modules": {"two": 2}}),
+    }
+    assert build(snapshot(facts=facts_of), world)["modules"] == {"one": 1, "two": 2}
+    assert build(snapshot(facts={"flashinfer": facts_of["flashinfer"]}), world)["modules"] == {"two": 2}
+    assert build(snapshot(), world)["modules"] is None
+    assert list(schema(world)["properties"]).count("modules") == 1
 
 
 def test_build_holds_the_verdict_and_each_condition_with_its_texts() -> None:
@@ -164,10 +179,10 @@ def test_exit_code(conditions, code) -> None:
 
 def test_first_line_names_the_worst_cause() -> None:
     """The first line is the level, the code and its sentence, and says how many more there are."""
-    assert lines(BROKEN)[0] == "critical: nvml-library-missing: message of nvml-library-missing"
+    assert first(BROKEN) == "critical: nvml-library-missing: message of nvml-library-missing"
     hung = condition("driver-hung", Status.TRUE)
-    assert lines(snapshot(LOST, hung))[0] == "critical: gpu-lost: message of gpu-lost (and 1 more)"
-    assert lines(snapshot(HOT))[0] == "warning: thermal-slowdown: message of thermal-slowdown"
+    assert first(snapshot(LOST, hung)) == "critical: gpu-lost: message of gpu-lost (and 1 more)"
+    assert first(snapshot(HOT)) == "warning: thermal-slowdown: message of thermal-slowdown"
 
 
 def test_first_line_prefers_the_cause_that_gates() -> None:
@@ -175,45 +190,19 @@ def test_first_line_prefers_the_cause_that_gates() -> None:
     hung = condition("driver-hung", Status.TRUE)
     library = condition("nvml-library-missing", Status.TRUE)
     given = snapshot(library, hung, blockers=("driver-hung",))
-    assert lines(given)[0].startswith("critical: driver-hung")
+    assert first(given).startswith("critical: driver-hung")
 
 
 def test_first_line_of_ok_and_unknown() -> None:
     """Unknown counts what could not be judged with its reasons; ok is said only when nothing is unknown."""
-    assert lines(snapshot())[0] == "ok: everything that matters here was judged and nothing is wrong"
+    assert first(snapshot()) == "ok: everything that matters here was judged and nothing is wrong"
     unknown = snapshot(condition("gpu-lost", Status.UNKNOWN, reason="no-gpu-access"))
-    assert lines(unknown)[0] == "unknown: 1 condition could not be judged (no-gpu-access)"
-
-
-def test_cause_shows_message_evidence_gpus_fix_and_consequences() -> None:
-    """One cause is a block with everything that is needed to act on it."""
-    found = lines(snapshot(LOST, facts=ALL, blockers=("gpu-lost",)))
-    at = found.index("critical: gpu-lost (some-reason), gates readiness")
-    assert found[at + 1 : at + 5] == [
-        "  message of gpu-lost",
-        "  GPUs: 0 (GPU-a)",
-        "  evidence: NVML 15",
-        "  fix: remedy of gpu-lost",
-    ]
-    broken = lines(BROKEN)
-    at = broken.index("  fix: mount libnvidia-ml.so.1")
-    assert broken[at + 1 : at + 3] == ["       or set nvml = x", "  consequence: gpu-lost"]
-    assert "critical: gpu-lost (some-reason)" not in broken
-
-
-def test_unknowns_are_grouped_by_probe_and_reason() -> None:
-    """Conditions unknown for one reason share one sentence."""
-    found = lines(BROKEN)
-    at = found.index("could not be judged:")
-    assert found[at + 1 : at + 3] == [
-        "  flashinfer (scope-self): Seen from elsewhere.",
-        "    flashinfer-not-installed, flashinfer-import-failed",
-    ]
+    assert first(unknown) == "unknown: 1 condition could not be judged (no-gpu-access)"
 
 
 def test_facts_tell_driver_gpus_module_and_attention() -> None:
     """The facts block answers the three questions that the sidecar exists for."""
-    found = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in lines(snapshot(facts=ALL)) if "  " in line}
+    found = dict(facts(build(snapshot(facts=ALL), catalog())))
     assert found["driver"] == "580.82.07, kernel module 580.82.07, CUDA 13.0"
     assert found["GPUs"] == "1 visible, NVIDIA H200"
     assert found["flashinfer.mamba"] == "importable, verified by a real import"
@@ -222,7 +211,24 @@ def test_facts_tell_driver_gpus_module_and_attention() -> None:
     assert found["attention draft"] == "not applicable"
     assert found["attention vision"] == "unknown"
     assert found["server"] == "answers, SGLang 0.5.16"
-    assert found["torch"] == "2.9.1"
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"up": True, "version": "0.5.9"}, "answers, SGLang 0.5.9"),
+        ({"up": True, "version": None}, "answers"),
+        ({"up": True, "version": None, "state": "unauthorized"}, "answers and wants a key"),
+        ({"up": False, "is_sglang": False}, "something answers on http://h:1, but not as SGLang does"),
+        ({"up": False}, "does not answer"),
+        ({"up": None}, "unknown"),
+    ],
+)
+def test_the_servers_version_is_its_own_word(section: dict[str, Any], said: str) -> None:
+    """What is installed is no version of whatever answers."""
+    built = build(snapshot(facts=ALL), catalog()) | {"server": {"url": "http://h:1", **section}}
+    assert built["environment"]["sglang"]["value"] != "0.5.9"
+    assert dict(facts(built))["server"] == said
 
 
 def test_driver_that_cannot_be_asked_is_shown_with_nvml_s_answer() -> None:
@@ -237,33 +243,7 @@ def test_driver_that_cannot_be_asked_is_shown_with_nvml_s_answer() -> None:
 
 def test_facts_nobody_knows_are_said_to_be_unknown() -> None:
     """Without facts each line says unknown rather than 0, no or nothing."""
-    found = lines(snapshot())
-    assert [line.split()[-1] for line in found[3:8]] == ["unknown"] * 5
-
-
-def test_verbose_adds_probes_judged_conditions_and_history() -> None:
-    """With -v the text shows the runs, why every other condition is not active, and what changed."""
-    found = lines(BROKEN, verbose=True)
-    assert "  driver ok in 0.250 s" in found
-    assert "  driver-hung: judged and fine" in found
-    assert "  gpu-lost: explained by nvml-library-missing" in found
-    assert "  flashinfer-not-installed: unknown (scope-self)" in found
-    assert "  2025-06-15 15:06:31 UTC  ready: ready -> not-ready (gpu-lost)" in found
-
-
-def test_terminal_control_characters_are_defused() -> None:
-    """Text that a child printed cannot move the cursor or hide a line of the terminal."""
-    evil = condition("gpu-lost", Status.TRUE, message="a\x1b[2Jb\r\x9bc", evidence=("\x1b]0;x\x07",))
-    shown = text(build(snapshot(evil), catalog()), verbose=True, color=False)
-    assert not any(ord(character) < 32 and character != "\n" for character in shown)
-    assert "\x9b" not in shown
-
-
-def test_color_only_when_asked() -> None:
-    """Escape codes come with color=True and wrap whole words only."""
-    report = build(BROKEN, catalog())
-    assert "\x1b" not in text(report, verbose=True)
-    assert text(report, verbose=False, color=True).startswith("\x1b[1;31mcritical: nvml-library-missing")
+    assert {value for _, value in facts(build(snapshot(), catalog()))} == {"unknown"}
 
 
 def test_probe_that_failed_says_where() -> None:
@@ -292,3 +272,155 @@ def test_headline_is_one_line() -> None:
 def test_a_gpu_is_named_by_what_is_known_of_it(gpu: tuple[str, str], shown: str) -> None:
     """A GPU that answers to nobody has no uuid, one that was never seen no index; neither leaves a gap."""
     assert gpu_names({"gpus": [{"gpu": gpu[0], "uuid": gpu[1]}]}) == shown
+
+
+# -- a launch that is judged before it happens ---------------------------------------------------------
+
+PREFLIGHT = {
+    "form": "module",
+    "release": "0.5.16",
+    "understood": {"--attention-backend": "fa4", "--mamba-backend": "flashinfer", "--enable-dp-attention": True},
+    "passed_over": ["--trust-remote-code", "--api-key"],
+    "passed_over_count": 2,
+    "config": None,
+    "complete": True,
+}
+
+
+def preflight(*conditions, blockers=(), **more):
+    """Give a report of a launch; ``more`` replaces what is known of it."""
+    report = build(snapshot(*conditions, facts=ALL, blockers=blockers), catalog())
+    modules = report["modules"] | {
+        "sgl_kernel.flash_attn": {"importable": None},
+        "sglang.jit_kernel.flash_attn.cute": {"importable": False, "verified": False},
+    }
+    attention = {
+        "prefill": {"declared": "fa4", "version": 4, "state": "flash-attention"},
+        "decode": {"declared": "fa3", "version": 3, "state": "flash-attention"},
+        "draft": {"version": None, "state": "not-applicable"},
+    }
+    return report | {"modules": modules, "attention": attention, "preflight": PREFLIGHT | more}
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (
+            preflight(LOST, HOT, blockers=("gpu-lost",)),
+            "critical: this launch would fail: gpu-lost: message of gpu-lost",
+        ),
+        (
+            preflight(condition("driver-hung", Status.TRUE)),
+            "critical: nothing that was judged stops this launch, but driver-hung: message of driver-hung",
+        ),
+        (
+            preflight(
+                condition("thermal-slowdown", Status.TRUE, severity=Severity.WARNING, message="It is hot."),
+                condition("gpu-lost", Status.UNKNOWN, reason="x"),
+            ),
+            (
+                "warning: nothing that was judged stops this launch, but thermal-slowdown: It is hot; "
+                "1 condition could not be judged"
+            ),
+        ),
+        (
+            preflight(HOT, condition("gpu-lost", Status.UNKNOWN, reason="x")),
+            (
+                "warning: nothing that was judged stops this launch, but thermal-slowdown: message of "
+                "thermal-slowdown; 1 condition could not be judged"
+            ),
+        ),
+        (
+            preflight(condition("gpu-lost", Status.UNKNOWN, reason="no-gpu-access")),
+            "unknown: whether this launch would succeed could not be judged: 1 open (no-gpu-access)",
+        ),
+        (preflight(), "ok: nothing stands in the way of this launch"),
+    ],
+)
+def test_first_line_of_a_preflight(report, expected) -> None:
+    """A launch would fail only where what gates is critical; what nobody judged is never promised."""
+    assert headline(report) == expected
+
+
+def test_facts_of_a_preflight_say_what_is_needed_and_whether_it_is_there() -> None:
+    """Each phase and the mamba backend name the module that they import, with what is known of it."""
+    found = dict(facts(preflight()))
+    assert found["launch"] == "python -m sglang.launch_server, SGLang 0.5.16"
+    assert found["flags judged"] == "--attention-backend fa4, --mamba-backend flashinfer, --enable-dp-attention"
+    assert found["passed over"] == "2: --trust-remote-code, --api-key"
+    assert found["mamba"] == "flashinfer, needs flashinfer.mamba: importable, verified by a real import"
+    assert found["attention prefill"] == (
+        "FlashAttention 4 (fa4), needs sglang.jit_kernel.flash_attn.cute: not importable, judged without importing"
+    )
+    assert found["attention decode"] == "FlashAttention 3 (fa3), needs sgl_kernel.flash_attn: unknown"
+    assert found["attention draft"] == "not applicable"
+    assert "server" not in found
+    assert "configuration file" not in found
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "expected"),
+    [
+        ({"form": "other", "release": None}, "launch",
+         "another program, which may change its arguments, SGLang's release unknown"),
+        ({"understood": {}}, "flags judged", "none"),
+        ({"understood": {}}, "mamba", "triton (no other is asked for), needs nothing of FlashInfer"),
+        ({"understood": {}, "complete": False}, "mamba", "unknown"),
+        ({"understood": {"--mamba-backend": "bogus"}}, "mamba", "bogus, which is none that is known here"),
+        ({"passed_over": [f"--f{n}" for n in range(10)], "passed_over_count": 12}, "passed over",
+         "12: --f0, --f1, --f2, --f3, --f4, --f5, --f6, --f7 and 4 more"),
+        ({"passed_over": [], "passed_over_count": 3}, "passed over", "3"),
+        ({"config": "too-large"}, "configuration file", "too large"),
+        ({"complete": False}, "not seen", "more flags come from a wrapper, a variable of a shell or a file"),
+    ],
+)  # fmt: skip
+def test_how_a_launch_was_read(more, name, expected) -> None:
+    """What was not understood is said, and never taken for a default."""
+    assert dict(facts(preflight(**more)))[name] == expected
+
+
+def test_the_parser_comes_first() -> None:
+    """A launch ends at its flags before it gets to the driver: of two hindrances that one is named first."""
+    rejected = {
+        "code": "launch-flags-rejected",
+        "probe": "launch",
+        "title": "t",
+        "status": "true",
+        "severity": "critical",
+        "gate": "launch",
+        "active": True,
+        "blocking": True,
+        "accepted": False,
+        "relevant": True,
+        "reason": "invalid-choice",
+        "message": "SGLang 0.5.16 does not take bogus for --mamba-backend.",
+        "remedy": "r",
+        "evidence": [],
+        "sglang_says": "error: argument --mamba-backend: invalid choice: 'bogus'",
+        "since": NOW,
+        "consequence_of": None,
+        "gpus": [],
+    }
+    report = preflight(LOST, blockers=("gpu-lost",))
+    report["conditions"].append(rejected)
+    said = "critical: this launch would fail: launch-flags-rejected: SGLang 0.5.16 does not take"
+    assert headline(report).startswith(said)
+
+
+def test_drift_comes_last_among_equals() -> None:
+    """That something differs says less than what is wrong with it, and has no command that repairs it."""
+    drift = condition_type("environment-drift", Severity.WARNING, Gate.NEVER)
+    world = build_catalog((probe("drift", drift), *catalog().probes))
+    given = snapshot(HOT)
+    differs = replace(HOT, code="environment-drift", message="torch is 2.9; the baseline wants 2.11.")
+    given = replace(given, conditions={"environment-drift": differs, **given.conditions})
+    assert [one["code"] for one in causes(build(given, world))] == ["thermal-slowdown", "environment-drift"]
+
+
+def test_a_demo_is_marked_as_one() -> None:
+    """Whoever gets the report of a demo can tell; any other has null there."""
+    shown = Demo(scenario="gpu-lost", title="A GPU is lost", shows="What is lost.", replica=2, replicas=4)
+    report = json.loads(encode(build(replace(snapshot(), demo=shown), catalog())))
+    assert report["demo"] == asdict(shown)
+    jsonschema.validate(report, schema(catalog()))
+    assert build(snapshot(), catalog())["demo"] is None
