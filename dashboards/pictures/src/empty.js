@@ -1,0 +1,4 @@
+export default {};
+export const editor = {};
+export const languages = {};
+export const monaco = {};
