@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class Served:
     url: str
     log_path: Path
     samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = field(default_factory=dict)
+    patience: float = 5.0
+    """Seconds that an answer may take."""
 
     @property
     def log(self) -> str:
@@ -63,7 +65,7 @@ class Served:
         """Status and body."""
         request = urllib.request.Request(self.url + path, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=5) as response:
+            with urllib.request.urlopen(request, timeout=self.patience) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -81,7 +83,7 @@ class Served:
             for sample in family.samples
         }
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         """The value of the one series of that name that has these labels, or None."""
         wanted = labels.items()
         found = [
@@ -94,14 +96,14 @@ class Served:
         """The label sets of a family."""
         return [dict(has) for series, has in self.samples if series == name]
 
-    def until(self, name: str, value: float | None, *, seconds: float = 20.0, **labels: str) -> None:
+    def until(self, name: str, wanted: float | None, /, *, seconds: float = 20.0, **labels: str) -> None:
         """Scrape until a series has a value."""
         end = time.monotonic() + seconds
         while True:
             self.scrape()
-            if self.value(name, **labels) == value:
+            if self.value(name, **labels) == wanted:
                 return
-            assert time.monotonic() < end, f"{name}{labels} is {self.value(name, **labels)}, not {value}\n{self.log}"
+            assert time.monotonic() < end, f"{name}{labels} is {self.value(name, **labels)}, not {wanted}\n{self.log}"
             assert self.process.poll() is None, self.log
             time.sleep(0.1)
 
@@ -113,11 +115,16 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(log_path: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Served]:
-    """Start ``serve`` on a free port of loopback and wait until it listens."""
+def serve(
+    log_path: Path,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    through: Callable[[list[str]], list[str]] = lambda command: command,
+) -> Iterator[Served]:
+    """Start ``serve`` on a free port of loopback and wait until it listens; ``through`` says how a command is run."""
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            command("serve", "--listen", "127.0.0.1:0", "--log-format", "json", *arguments),
+            through(command("serve", "--listen", "127.0.0.1:0", "--log-format", "json", *arguments)),
             env=environment(env),
             stdout=log,
             stderr=subprocess.STDOUT,
