@@ -195,3 +195,27 @@ def snapshot(
         history=history,
         ready_transitions={},
     )
+
+
+@dataclass(slots=True)
+class Store:
+    """Holds whatever snapshot a test publishes."""
+
+    snapshot: Snapshot
+
+
+@dataclass(slots=True)
+class ProcessState:
+    """The process as a test wants it to be."""
+
+    stopping: bool = False
+    stalled: str | None = None
+    waiting: str | None = None
+
+    def alive(self) -> str | None:
+        """Tell why it makes no progress."""
+        return self.stalled
+
+    def started(self) -> str | None:
+        """Tell what it waits for."""
+        return self.waiting

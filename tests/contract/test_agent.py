@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from sidecar import report
 from sidecar.app import Agent
 from sidecar.config import Image, ImportPolicy, Settings
 from sidecar.exposition import Exposition
@@ -20,6 +21,7 @@ from sidecar.model import Gate, Placement, Processes, Snapshot, Status
 from sidecar.readiness import readyz
 from tests.fakes.nvml import Scenario
 from tests.fakes.sglang import CAPTURES, FakeSglang, capture, serve
+from tests.fakes.site import good
 
 UPDATE = "UPDATE_GOLDENS" in os.environ
 OPEN_MODULE = (
@@ -178,3 +180,21 @@ async def test_the_same_codes_on_a_host_are_the_drivers(code: int, library: Path
 def test_promtool_is_there() -> None:
     """The tests' own tools are installed, so nothing above was passed over."""
     assert shutil.which("promtool")
+
+
+async def test_an_import_that_ends_before_a_slow_probe_counts(tmp_path: Path, proc: Path) -> None:
+    """A check publishes what an import showed, also where another probe was still busy when it ended."""
+    site = good(tmp_path / "venv")
+    fake = FakeSglang(delay=1.5)
+    async with serve(fake) as server:
+        one = settings(
+            server.url,
+            image=Image.SERVER,
+            placement=Placement.HOST,
+            server_python=site.python,
+            import_policy=ImportPolicy.ALWAYS,
+            explicit=frozenset({"server_url", "server_python"}),
+        )
+        snapshot, agent = await check(one, {"PATH": os.defpath, "HOME": str(tmp_path)}, proc)
+    shown = report.build(snapshot, agent.catalog)["modules"]["flashinfer.mamba"]
+    assert (shown["evidence"], shown["verified"]) == ("ok", True)

@@ -105,8 +105,10 @@ def test_a_check_before_the_launch_fails_on_a_broken_gpu(tmp_path: Path, fake_li
     launch = ("--", "--model-path", "model", "--tp-size", "2")
     checked = agent.run("check", "--no-import", "--placement", "host", *launch, env=env)
     assert checked.returncode == 2
-    assert checked.stdout.startswith("critical: gpu-lost: GPU 1 ")
+    assert checked.stdout.startswith("critical: this launch would fail: gpu-lost: GPU 1 ")
     scenario.set({"nvmlDeviceGetHandleByIndex@1": None, "gpus": 1})
     checked = agent.run("check", "--no-import", "--placement", "host", *launch, env=env)
     assert checked.returncode == 2
-    assert checked.stdout.startswith("critical: gpu-missing: The server was given 1 GPU and needs 2")
+    assert checked.stdout.startswith(
+        "critical: this launch would fail: gpu-missing: The server was given 1 GPU and needs 2"
+    )

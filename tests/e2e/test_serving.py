@@ -160,7 +160,10 @@ def test_a_server_that_is_no_sglang(tmp_path: Path, fake_library: Path, special:
 def test_an_interpreter_that_does_not_exist_stops_only_its_probes(tmp_path: Path, fake_library: Path) -> None:
     """A wrong server_python is one clear sentence; driver and endpoints go on."""
     env = Scenario(tmp_path / "scenario", gpus=1).environ(fake_library)
-    for python, word in (("/nonexistent/bin/python", "No such file"), ("/bin/true", "/bin/true")):
+    for python, word in (
+        ("/nonexistent/bin/python", "does not exist; correct server_python"),
+        ("/bin/true", "/bin/true"),
+    ):
         with agent.serve(tmp_path / "log", "--server-python", python, env=env) as served:
             served.until("nvml_up", 1)
             served.until("probe_success", 0, probe="packages")
