@@ -12,11 +12,11 @@ import resource
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import structlog
+from msgspec.structs import replace
 
 from sidecar import __version__, app, catalog, config, log
 from sidecar.catalog import Catalog
@@ -147,6 +147,16 @@ def _unrecognized(words: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     _open_standard_streams()
+    try:
+        return _main(argv)
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            _leave(sys.stderr)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     launch: list[str] = []
     separated = "--" in arguments
@@ -159,23 +169,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(_unrecognized(unknown))
     if launch and options.command != "check":
-        sys.stderr.write(f"sglang-sidecar: {options.command} takes nothing after --; launch flags belong to check\n")
+        _say(f"sglang-sidecar: {options.command} takes nothing after --; launch flags belong to check\n")
         return EX_USAGE
     if separated and not launch and options.command == "check":
         # As of an unset variable in a script: what runs here must not be judged in the launch's place.
-        sys.stderr.write("sglang-sidecar: nothing stands behind --; give the launch there, or leave -- out to look at ")
-        sys.stderr.write("what runs here\n")
+        _say("sglang-sidecar: nothing stands behind --; give the launch there, or leave -- out to look at ")
+        _say("what runs here\n")
         return EX_USAGE
     try:
         code = _run(known, options, tuple(launch))
     except UnknownScenarioError as error:
-        sys.stderr.write(f"sglang-sidecar: {error}\n")
+        _say(f"sglang-sidecar: {error}\n")
         return EX_USAGE
     except OSError as error:
         # The disk is full, for one.
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"sglang-sidecar: the output cannot be written: {error.strerror}\n")
-        _leave_stdout()
+        _say(f"sglang-sidecar: the output cannot be written: {error.strerror}\n")
+        _leave(sys.stdout)
         return EX_SOFTWARE
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
@@ -195,12 +204,18 @@ def _write(content: str | bytes) -> None:
             sys.stdout.write(content)
         sys.stdout.flush()
     except BrokenPipeError:
-        _leave_stdout()
+        _leave(sys.stdout)
 
 
-def _leave_stdout() -> None:
-    """Keep Python from trying at exit to write what is left."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _say(text: str) -> None:
+    """Print to standard error. Where that cannot be written, the exit status alone says it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+
+
+def _leave(stream: TextIO) -> None:
+    """Keep Python from trying at exit to write what is left: when that fails, it ends with a status of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _style() -> Style:
@@ -264,16 +279,16 @@ def _run(known: Catalog, options: argparse.Namespace, launch: tuple[str, ...]) -
         )
     except config.ConfigError as error:
         for problem in error.problems:
-            sys.stderr.write(f"sglang-sidecar: {problem.sentence}\n")
+            _say(f"sglang-sidecar: {problem.sentence}\n")
         return EX_USAGE
     warnings = loaded.warnings
     if loaded.exposed is not None:
         if options.command != "config" and app.on_host(loaded.believable_placement()):
-            sys.stderr.write(f"sglang-sidecar: {loaded.exposed}\n")
+            _say(f"sglang-sidecar: {loaded.exposed}\n")
             return EX_USAGE
         warnings = (*warnings, loaded.exposed)
     for warning in warnings:
-        sys.stderr.write(f"sglang-sidecar: warning: {warning}\n")
+        _say(f"sglang-sidecar: warning: {warning}\n")
     if options.command == "config":
         _write(config.render(loaded, options.format))
         return 0
@@ -284,10 +299,10 @@ def _run(known: Catalog, options: argparse.Namespace, launch: tuple[str, ...]) -
         return _baseline(settings, options)
     if options.demo is not None:
         if launch:
-            sys.stderr.write("sglang-sidecar: a demo has a server of its own; leave out what stands after --\n")
+            _say("sglang-sidecar: a demo has a server of its own; leave out what stands after --\n")
             return EX_USAGE
         if ignored := sorted(settings.explicit & NOT_LOOKED_AT):
-            sys.stderr.write(f"sglang-sidecar: warning: of no effect in a demo: {', '.join(ignored)}\n")
+            _say(f"sglang-sidecar: warning: of no effect in a demo: {', '.join(ignored)}\n")
     return _serve(settings, options.demo) if options.command == "serve" else _check(settings, options)
 
 
@@ -302,7 +317,7 @@ def _serve(settings: Settings, demo: str | None) -> int:
     try:
         asyncio.run(app.serve(settings, demo))
     except (ListenError, AccessError) as error:
-        sys.stderr.write(f"sglang-sidecar: {error}\n")
+        _say(f"sglang-sidecar: {error}\n")
         return EX_USAGE
     return 0
 
@@ -316,7 +331,7 @@ def _check(settings: Settings, options: argparse.Namespace) -> int:
         fault = None if settings.server_root is not None else fault_of(settings.launch)
         if fault is not None:
             says = f" (SGLang: {fault.says})" if fault.says else ""
-            sys.stderr.write(f"sglang-sidecar: the launch's --config {fault}{says}\n")
+            _say(f"sglang-sidecar: the launch's --config {fault}{says}\n")
             return EX_USAGE
     snapshot, known = asyncio.run(app.check(settings, options.demo))
     if options.format == "metrics":
@@ -339,18 +354,18 @@ def _baseline(settings: Settings, options: argparse.Namespace) -> int:
     path = settings.baseline
     writing = options.baseline_command == "write"
     if path is None and not writing:
-        sys.stderr.write("sglang-sidecar: baseline diff needs --baseline FILE, or `baseline` in the configuration\n")
+        _say("sglang-sidecar: baseline diff needs --baseline FILE, or `baseline` in the configuration\n")
         return EX_USAGE
     existing = None
     if path is not None:
         try:
             if writing and not Path(path).exists():
                 # The first one is written where its place is known already, as in a pod whose ConfigMap is yet to come.
-                sys.stderr.write(f"sglang-sidecar: there is no baseline {path} yet, so this is a new one\n")
+                _say(f"sglang-sidecar: there is no baseline {path} yet, so this is a new one\n")
             else:
                 existing = baseline.text(Path(path))
         except ValueError as error:
-            sys.stderr.write(f"sglang-sidecar: the baseline {path} {error}\n")
+            _say(f"sglang-sidecar: the baseline {path} {error}\n")
             return EX_USAGE
     snapshot, _ = asyncio.run(
         app.check(
@@ -361,13 +376,13 @@ def _baseline(settings: Settings, options: argparse.Namespace) -> int:
         try:
             written = baseline.write(snapshot.environment, existing=existing, heading=_heading())
         except ValueError as error:
-            sys.stderr.write(f"sglang-sidecar: {error}; correct {path}, or leave --baseline out\n")
+            _say(f"sglang-sidecar: {error}; correct {path}, or leave --baseline out\n")
             return EX_USAGE
         _write(written)
         return 0
     wanted = snapshot.baseline or Baseline()
     if wanted.problems and not wanted.items:
-        sys.stderr.write("".join(f"sglang-sidecar: {one.sentence}\n" for one in wanted.problems))
+        _say("".join(f"sglang-sidecar: {one.sentence}\n" for one in wanted.problems))
         return EX_USAGE
     rows = baseline.compared(wanted, snapshot.environment)
     _write(baseline.rendered(rows, wanted.problems, options.format))
@@ -387,7 +402,7 @@ def _explain(known: Catalog, code: str | None) -> int:
     if code is not None and code not in known.conditions:
         meant = ", ".join(text.suggestions(known, code))
         hint = f"did you mean {meant}? " if meant else ""
-        sys.stderr.write(f"sglang-sidecar: no condition is called {code}; {hint}`sglang-sidecar explain` lists them\n")
+        _say(f"sglang-sidecar: no condition is called {code}; {hint}`sglang-sidecar explain` lists them\n")
         return EX_USAGE
     _write(text.explain(known, code, _style()))
     return 0

@@ -273,6 +273,27 @@ def test_closed_standard_streams(tmp_path: Path) -> None:
     assert json.loads(quiet.stdout)["verdict"]
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["explain"], 0),
+        (["explain", "no-such-code"], 64),
+        (["serve", "--demo", "no-such-demo"], 64),
+        (["serve", "--no-such-flag"], 64),
+        (["config", "show", "--intervals", "driver=x"], 64),
+        (["config", "show", "--config", "/nonexistent.toml"], 64),
+        (["explain", "--", "--tp", "2"], 64),
+    ],
+)
+def test_a_full_disk_behind_stderr_changes_no_status(words: list[str], status: int, unbuffered: str) -> None:
+    """Python itself ends with 120 where it cannot write at exit what is left (bugs.python.org/issue5319)."""
+    environ = agent.environment({"PYTHONUNBUFFERED": unbuffered})
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(agent.command(*words), env=environ, stdout=subprocess.DEVNULL, stderr=full, check=False)
+    assert ended.returncode == status
+
+
 def test_a_slow_import_loses_no_verdict(tmp_path: Path, fake_library: Path) -> None:
     """A check waits for an import longer than facts live in a running agent, and keeps what it found first."""
     scenario = Scenario(tmp_path / "scenario", gpus=1)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without what would change the agent's mind, plus ``extra``."""
-    dropped = ("SGLANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "KUBERNETES_", "NVIDIA_", "CUDA_", "FLASHINFER")
+    dropped = ("SGLANG", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "KUBERNETES_", "NVIDIA_", "CUDA_", "FLASHINFER", "PYTHON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     return kept | {"PYTHONPATH": str(ROOT)} | dict(extra or {})
 
