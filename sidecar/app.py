@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar import __version__, progress
 from sidecar.catalog import FIRST_ROUND, Catalog, build, discover
@@ -29,7 +30,7 @@ from sidecar.imports import Importer
 from sidecar.isolation import Isolation
 from sidecar.keeper import Keeper
 from sidecar.memory import MemoryLimit
-from sidecar.model import Outcome, Placement, Probe, Severity, Snapshot
+from sidecar.model import Clock, Outcome, Placement, Probe, Severity, Snapshot
 from sidecar.nvml.client import NvmlClient
 from sidecar.offload import in_daemon_thread
 from sidecar.processes import ProcessReader
@@ -73,13 +74,12 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-@dataclass(slots=True)
-class Agent:
+class Agent(Struct):
     """Every part of a running agent. Use as an async context manager; leaving it ends every child."""
 
     settings: Settings
     catalog: Catalog
-    clock: SystemClock
+    clock: Clock
     services: Services
     store: Store
     scheduler: Scheduler
@@ -97,11 +97,13 @@ class Agent:
         dev: Path = Path("/dev"),
         demo: Recording | None = None,
         stop: asyncio.Event | None = None,
+        clock: Clock | None = None,
     ) -> Agent:
         """Build an agent; nothing runs yet. Needs a running event loop.
 
-        ``once`` is for `check`. ``environ``, ``proc`` and ``dev`` are this machine's own unless a test puts others
-        in their place. ``demo`` is looked at instead of this machine. ``stop`` is set by whoever wants it to end.
+        ``once`` is for `check`. ``environ``, ``proc``, ``dev`` and ``clock`` are this machine's own unless a test
+        puts others in their place. ``demo`` is looked at instead of this machine. ``stop`` is set by whoever wants it
+        to end.
         """
         environ = os.environ if environ is None else environ
         if demo is not None:
@@ -121,7 +123,7 @@ class Agent:
             deadlines={probe.name: probe.deadline for probe in probes},
         )
         catalog = build(probes)
-        clock = SystemClock()
+        clock = clock or SystemClock()
 
         def wake(name: str) -> None:
             scheduler.wake(name)  # made below
@@ -396,7 +398,7 @@ def _stop_on_signals() -> asyncio.Event:
 
 def _of_this_machine(
     settings: Settings,
-    clock: SystemClock,
+    clock: Clock,
     wake: Callable[[str], None],
     *,
     environ: Mapping[str, str],

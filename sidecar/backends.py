@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
 
 from sidecar.model import Feature, Phase
 
@@ -47,8 +48,7 @@ class BackendSource(StrEnum):
     """What this release of SGLang chooses by itself on these GPUs. Only for a launch that is not done yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseBackend:
+class PhaseBackend(Struct, frozen=True, kw_only=True):
     """One phase: what the flags ask for, what the server resolved, and what that means.
 
     ``backend`` is the effective one; ``version`` is 3 or 4, 0 for no FlashAttention, None for unknown. A prediction
@@ -226,8 +226,7 @@ def release(version: str | None) -> Release | None:
     return (major, minor, micro) if (major, minor, micro) > (0, 0, 0) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Struct, frozen=True, kw_only=True):
     """The backend that a release chooses without being told.
 
     ``backend`` is None for one of several without FlashAttention; ``version`` is 3, 4 or 0. ``why`` is one sentence.

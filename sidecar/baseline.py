@@ -10,9 +10,10 @@ import os
 import stat
 import time
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar import tomlfile
 from sidecar.drift import ABSENT, compare, expectation, written
@@ -174,8 +175,7 @@ def _holds(text: object, one: Observed) -> bool:
 # -- as text ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """One item of a baseline beside what was observed. ``state`` is ok, unknown, or how it deviates."""
 
     item: str

@@ -10,11 +10,11 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 import structlog
+from msgspec import Struct
 
 from sidecar import probes as probe_package
 from sidecar.config import SETTINGS, Setting, with_options
@@ -177,16 +177,14 @@ class CatalogError(Exception):
     """Two declarations contradict each other, or one breaks a naming rule. A defect of the program."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdentityItem:
+class IdentityItem(Struct, frozen=True, kw_only=True):
     """One item of the environment's identity: its value and the probe that read it."""
 
     value: str
     probe: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalog:
+class Catalog(Struct, frozen=True, kw_only=True):
     """Everything the agent can say, checked for contradictions.
 
     ``owner`` maps each condition's code to the name of the probe that judges it. ``requirable`` maps each

@@ -9,13 +9,14 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import date, time
 from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct, field
 
 from sidecar import tomlfile
 from sidecar.exposure import writable_by_all
@@ -44,16 +45,14 @@ class Image(StrEnum):
     OWN = "own"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
+class Listen(Struct, frozen=True, kw_only=True):
     """An address to serve on. ``host`` None is every interface and both families."""
 
     host: str | None
     port: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """The effective settings. A field that is None was left to be found out (``auto``, ``found``)."""
 
     listen: tuple[Listen, ...] = (Listen(host=None, port=9477),)
@@ -129,8 +128,7 @@ _MAX_SECONDS = 86400.0
 # -- what can be wrong ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """One thing that is wrong with the configuration.
 
     ``key`` is the setting, or ``config`` for the file as a whole. ``source`` says where the value came from,
@@ -181,8 +179,7 @@ def _show(value: object) -> str:
 # -- parsers: from what TOML, a variable or a flag holds to what a field of `Settings` holds ---------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(Struct, frozen=True, kw_only=True):
     """Names that only the rest of the agent knows and that settings may refer to."""
 
     probes: Collection[str]
@@ -506,8 +503,7 @@ def _closest(name: str, known: Collection[str], written: Callable[[str], str] = 
 # -- the table of settings --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """A setting, declared once: TOML key, variable, flag, `config show` and the documentation follow from it.
 
     ``default`` is the default as people read it. ``repeatable`` flags add up. ``attribute`` is the field of
@@ -782,8 +778,7 @@ def _flag(key: str) -> str:
 # -- loading ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(Struct, frozen=True, kw_only=True):
     """The effective settings and where each came from.
 
     ``sources`` has every key: ``default``, ``file PATH``, ``environment NAME`` or ``flag --NAME``.
@@ -804,8 +799,7 @@ class Loaded:
         return None if self.exposed is not None and from_file else self.settings.placement
 
 
-@dataclass(slots=True)
-class _Layers:
+class _Layers(Struct):
     """What was found so far, lowest layer first; a later value replaces an earlier one."""
 
     known: Known

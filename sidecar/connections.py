@@ -13,8 +13,10 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Final, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.httplib import HttpProcessingError, web
 
@@ -34,8 +36,7 @@ _LINGER_SECONDS: Final = 1.0
 """Time that an answered connection gets to read its answer when it goes on sending a body that nobody wants."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """What one client, and all of them together, may take.
 
     ``connections`` is their number. ``request_seconds`` is the time from opening a connection, or from the first byte

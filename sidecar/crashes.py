@@ -8,15 +8,15 @@ import that began last is no such trace, for it may have ended long before.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sidecar.environment import EnvironmentFacts
 from sidecar.imports import ImportEvidence
 from sidecar.requirements import owner_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crash:
+class Crash(Struct, frozen=True, kw_only=True):
     """The end of an importing process.
 
     ``how`` continues a sentence about that process, without a full stop. ``file``, below site-packages, is what is

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sidecar.isolation import Privilege
 from sidecar.model import Target
@@ -14,8 +15,7 @@ from sidecar.model import Target
 _CAP_SETGID, _CAP_SETUID = 6, 7
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(Struct, frozen=True):
     """Effective user, group and supplementary groups of a process."""
 
     uid: int

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 Version = tuple[int, ...]
 Capability = tuple[int, int]
@@ -75,8 +76,7 @@ def driver_runs(cuda: str | None, driver: str | None, driver_cuda: str | None) -
 # -- architectures ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
+class Build(Struct, frozen=True, kw_only=True):
     """GPU architectures that a binary was built for.
 
     ``sure`` in every release that the entry stands for, ``some`` in some of them only. ``ptx`` is the architecture

@@ -12,10 +12,10 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import structlog
+from msgspec import Struct
 
 from sidecar import __version__
 from sidecar.catalog import PREFIX, Catalog
@@ -60,8 +60,7 @@ _Series = tuple[tuple[tuple[str, ...], float], ...]
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+class Rendered(Struct, frozen=True, kw_only=True):
     """A finished answer to a scrape."""
 
     body: bytes

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from msgspec import Struct, field
+from msgspec.structs import replace
+
 from sidecar.config import Settings
 from sidecar.cudalibs import Capability, capability
-from sidecar.launch.args import INCOMPLETE
+from sidecar.launch.facts import INCOMPLETE
 from sidecar.model import Placement, Scope, Standing, Target
 from sidecar.nvml.reading import NvmlReading
 from sidecar.serverinfo import ServerInfo
@@ -49,8 +51,7 @@ class CountSource(StrEnum):
     """The most that were visible at once since the agent started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """One GPU of the server's set.
 
     ``given`` is how the source named it. ``index`` is NVML's, ``uuid`` that of the whole GPU; each is None where it
@@ -63,8 +64,7 @@ class Member:
     mig: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSet:
+class GpuSet(Struct, frozen=True, kw_only=True):
     """The server's GPUs. ``why`` is one sentence; ``gpus`` is empty and ``source`` None while they are not known."""
 
     known: bool
@@ -79,8 +79,7 @@ class GpuSet:
         return any(_same(member, index, uuid) for member in self.gpus)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(Struct, frozen=True, kw_only=True):
     """How many GPUs the server needs on this node."""
 
     count: int
@@ -220,8 +219,7 @@ def _known(source: GpuSource, members: Sequence[Member] | None, why: str, otherw
     return GpuSet(known=True, source=source, gpus=tuple(reversed(unique.values())), why=why)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
+class Pins(Struct, frozen=True, kw_only=True):
     """What was first seen in the life of the server.
 
     After a GPU vanished the others move up, and what named it would silently mean another one, or nothing.
@@ -232,8 +230,7 @@ class Pins:
     mig: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ours:
+class _Ours(Struct, frozen=True, kw_only=True):
     """The GPUs that are or were visible here, in NVML's order, and to which of them each MIG device belongs."""
 
     gpus: tuple[Member, ...]

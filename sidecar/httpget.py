@@ -10,8 +10,9 @@ import errno
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
+
+from msgspec import Struct
 
 from sidecar import __version__
 from sidecar.exhaustion import exhausted
@@ -20,8 +21,7 @@ from sidecar.model import Answer
 from sidecar.offload import in_daemon_thread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(Struct, frozen=True, kw_only=True):
     """What came back. ``body`` is empty where none was asked for."""
 
     status: int

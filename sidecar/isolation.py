@@ -22,9 +22,10 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from sidecar import orphans
 from sidecar.untrusted import text
@@ -49,8 +50,7 @@ _KILL_WAIT = 1.0
 """Seconds that a child may take to vanish after SIGKILL before it counts as abandoned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Privilege:
+class Privilege(Struct, frozen=True, kw_only=True):
     """What a child may still do. ``None`` leaves the agent's own identity.
 
     ``capabilities`` False takes every capability from it for good, also from a child that stays root.
@@ -73,8 +73,7 @@ def signal_name(exit_code: int | None) -> str | None:
         return f"signal {-exit_code}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildReport:
+class ChildReport(Struct, frozen=True, kw_only=True):
     """How a one-shot child ended.
 
     ``exit_code`` is negative for a signal and None when the child could not be reaped. ``timed_out``
@@ -111,8 +110,7 @@ class ChildReport:
         return signal_name(self.exit_code)
 
 
-@dataclass(slots=True)
-class _Buffer:
+class _Buffer(Struct):
     """Bytes from the result channel, cut into JSON objects."""
 
     pending: bytearray = field(default_factory=bytearray)

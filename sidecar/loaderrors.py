@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 
 class LoadFault(StrEnum):
@@ -35,8 +36,7 @@ class LoadFault(StrEnum):
     """A file that the file system does not give: an I/O error, a mount that is gone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadError:
+class LoadError(Struct, frozen=True, kw_only=True):
     """One thing that the loader missed.
 
     ``name`` is the symbol, the library's file name or the symbol version, else what is wrong. ``readable`` is the

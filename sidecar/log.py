@@ -14,11 +14,11 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import structlog
+from msgspec import Struct
 
 EventDict = structlog.typing.EventDict
 
@@ -67,8 +67,7 @@ def configure(form: str, level: str, stream: TextIO) -> None:
     logging.captureWarnings(True)
 
 
-@dataclass(frozen=True, slots=True)
-class Writer:
+class Writer(Struct, frozen=True):
     """Writes events as lines; the last structlog processor."""
 
     stream: TextIO

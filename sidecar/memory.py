@@ -6,15 +6,15 @@ into the limit would take the agent with it: the child is started only with room
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 _NO_LIMIT = 1 << 60
 """cgroup v1 writes "unlimited" as the largest multiple of the page size."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryReading:
+class MemoryReading(Struct, frozen=True):
     """A limit and what counts against it, in bytes."""
 
     limit: int

@@ -12,12 +12,15 @@ Three rules hold for all of them:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
+from msgspec import Struct, field
+
+from sidecar.record import Discreet
+
 FactsT = TypeVar("FactsT")
-"""The type of a probe's facts: a frozen dataclass that holds data only."""
+"""The type of a probe's facts: a frozen ``msgspec.Struct`` that holds data only."""
 
 
 class Clock(Protocol):
@@ -140,8 +143,7 @@ class Phase(StrEnum):
 # -- metrics --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(Struct, frozen=True, kw_only=True):
     """One metric family, named without the ``sglang_sidecar_`` prefix.
 
     ``kind`` is gauge, counter (the name ends in ``_total``) or info (the name ends in ``_info``). Several probes may
@@ -155,8 +157,7 @@ class Family:
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One series: the family's name without prefix, label values in the family's order, a number."""
 
     family: str
@@ -167,8 +168,7 @@ class Sample:
 # -- conditions -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionType:
+class ConditionType(Struct, frozen=True, kw_only=True):
     """A condition, declared once by the probe that judges it.
 
     ``reasons`` maps each stable token that the condition can carry to its meaning.
@@ -203,8 +203,7 @@ class ConditionType:
         return (*self.moot_under, *self.depends_on)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """What a probe's judge says about one of its conditions in one round.
 
     ``final`` marks a fact that no further round can make more certain (NVML 9, 12, 15, 18, a verified
@@ -233,8 +232,7 @@ class Finding:
     sglang_says: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(Struct, frozen=True, kw_only=True):
     """A judged condition as it is published. ``accepted``: the settings accept it, so it weighs nothing."""
 
     code: str
@@ -262,8 +260,7 @@ class Condition:
 # -- the server, as the judge needs it --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerView:
+class ServerView(Struct, frozen=True, kw_only=True):
     """What the judge needs to know of the server, whichever way it was learned.
 
     ``features`` holds True (used or asked for), False (known not to be) or nothing (unknown).
@@ -279,8 +276,7 @@ class ServerView:
     features: Mapping[Feature, bool] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """Where the agent stands (design: where the sidecar stands), and why it thinks so."""
 
     placement: Placement
@@ -289,8 +285,7 @@ class Standing:
     processes_why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchProblem:
+class LaunchProblem(Struct, frozen=True, kw_only=True):
     """What SGLang refuses in a launch's flags whichever release it is.
 
     The token odd-value is an exception: a release refuses it where the flag has choices. ``token`` is stable, ``flag``
@@ -302,8 +297,7 @@ class LaunchProblem:
     says: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchNotes:
+class LaunchNotes(Struct, frozen=True, kw_only=True):
     """How the flags of a launch were read.
 
     ``form`` names how the command starts SGLang. ``given`` holds each allow-listed flag in the order in which SGLang
@@ -327,8 +321,7 @@ class LaunchNotes:
     launches: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Discreet, frozen=True, kw_only=True):
     """The server whose environment is examined, field by field, each with the way it was found.
 
     ``launch`` holds allow-listed launch flags only, keyed as SGLang's ServerArgs names them; ``notes`` tells how they
@@ -342,6 +335,8 @@ class Target:
     ``python -m``; ``script`` is the path of the script whose own folder Python put there instead; ``python_flags`` are
     those of its flags that decide what an import finds and does (``-s``, ``-I``).
     """
+
+    withheld = frozenset({"environ"})
 
     url: str
     url_source: str
@@ -359,7 +354,7 @@ class Target:
     launch: Mapping[str, Any] = field(default_factory=dict)
     launch_source: str | None = None
     notes: LaunchNotes | None = None
-    environ: Mapping[str, str] | None = field(default=None, repr=False)
+    environ: Mapping[str, str] | None = None
     environ_missing: str | None = None
     limited: bool = False
     unseen: frozenset[str] = frozenset()
@@ -384,8 +379,7 @@ class ChangeKind(StrEnum):
     """The same version in another build: its local tag differs, or its files do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(Struct, frozen=True, kw_only=True):
     """One item as a probe sees it. ``value`` None: looked for and not there.
 
     ``source`` is the probe and the scope: values of different sources are never compared with each other. ``build`` is
@@ -397,8 +391,7 @@ class Observed:
     build: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """A change of one item, at ``at`` seconds since the epoch."""
 
     item: str
@@ -408,8 +401,7 @@ class Change:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(Struct, frozen=True, kw_only=True):
     """The last known identity and how often it changed.
 
     ``seen`` maps (item, source) to what was last seen. ``counts`` and ``last_change`` are per item, the latter in
@@ -434,32 +426,28 @@ class Deviation(StrEnum):
     """It is there, and the baseline wants it absent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class Expectation(Struct, frozen=True, kw_only=True):
     """What a baseline says of one item: an exact ``value``, a PEP 440 ``specifier`` as written, or neither: absence."""
 
     value: str | None = None
     specifier: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BaselineProblem:
+class BaselineProblem(Struct, frozen=True):
     """What is wrong with a baseline: a token, and a sentence that names the file, the item and the remedy."""
 
     token: str
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class Baseline(Struct, frozen=True, kw_only=True):
     """What a baseline file says. ``items`` are those that could be read; ``problems`` says what could not."""
 
     items: Mapping[str, Expectation] = field(default_factory=dict)
     problems: tuple[BaselineProblem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
+class Drift(Struct, frozen=True, kw_only=True):
     """An item that is not as the baseline wants it. ``observed`` None: proven absent."""
 
     item: str
@@ -499,8 +487,7 @@ class ProbeCrash(Exception):  # noqa: N818 - an outcome, named after `Outcome.CR
     """Raised by ``collect`` when its child ended without an answer. The argument is one sentence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt(Generic[FactsT]):
+class Attempt(Struct, Generic[FactsT], frozen=True, kw_only=True):
     """One run of a probe, as the scheduler reports it to the store."""
 
     probe: str
@@ -513,8 +500,7 @@ class Attempt(Generic[FactsT]):
     stuck: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result(Generic[FactsT]):
+class Result(Struct, Generic[FactsT], frozen=True, kw_only=True):
     """All that is known of a probe: its last attempt, and facts while they live.
 
     ``facts`` are those of the last successful run; they are dropped at `expires_at` (monotonic seconds), so a
@@ -536,8 +522,7 @@ class Result(Generic[FactsT]):
     runs: Mapping[Outcome, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class World(Struct, frozen=True, kw_only=True):
     """What a probe's judge may know besides its own result.
 
     ``environment`` is what all probes together know of its items, ``drifts`` what of it is not as the baseline wants.
@@ -551,8 +536,7 @@ class World:
     drifts: tuple[Drift, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(Struct, frozen=True, kw_only=True):
     """A setting of a probe's own: TOML key, variable, flag, `config show` and documentation follow from it.
 
     ``default`` is the default as it would be written. ``parse`` turns what TOML, a variable or a flag holds into the
@@ -570,8 +554,7 @@ class Option:
         return settings.options[self.key] if self.key in settings.options else self.parse(self.default)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe(Generic[FactsT]):
+class Probe(Struct, Generic[FactsT], frozen=True, kw_only=True):
     """A probe's declaration: everything the rest of the agent needs to run, judge and show it.
 
     ``collect`` may take long and may fail; ``judge``, ``samples``, ``identity``, ``report`` and
@@ -607,8 +590,7 @@ class Probe(Generic[FactsT]):
 # -- demo -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demo:
+class Demo(Struct, frozen=True, kw_only=True):
     """The recorded scenario that is shown instead of this machine.
 
     ``title`` and ``shows`` are for people. ``replica`` counts from 1 where the scenario has several, else it is None.
@@ -624,8 +606,7 @@ class Demo:
 # -- what is published ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """The answer behind /readyz. ``pending`` until the first driver round ended or met its deadline."""
 
     ready: bool
@@ -633,8 +614,7 @@ class Verdict:
     blockers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
+class Transition(Struct, frozen=True, kw_only=True):
     """A change that people want to see afterwards: a condition's status or the readiness."""
 
     at: float
@@ -644,8 +624,7 @@ class Transition:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True):
     """Everything that is served, built once per publication and never changed afterwards.
 
     ``ready_transitions`` counts changes of the verdict by what it changed to, ``condition_transitions`` those of

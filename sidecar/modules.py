@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from sidecar.environment import EnvironmentFacts
 from sidecar.imports import INTERPRETER_BROKEN, ImportEvidence, ImportOutcome
@@ -203,8 +204,7 @@ def no_import(evidence: ImportEvidence | None) -> str:
     return _NO_ANSWER.get(evidence.reason or "", f"An import may not be run from here ({evidence.reason}).")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleSection:
+class ModuleSection(Struct, frozen=True, kw_only=True):
     """A module of the server's environment.
 
     ``importable``: null while unknown. ``verified``: by a real import. ``evidence``: how the last import ended, or

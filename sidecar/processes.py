@@ -10,10 +10,12 @@ import asyncio
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sidecar import procfs
 from sidecar.model import Clock, Target
@@ -81,8 +83,7 @@ _LINKS: Final = ("exe", "root", "cwd")
 """Links of the main process that finding its environment needs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerProcess:
+class ServerProcess(Struct, frozen=True, kw_only=True):
     """One process.
 
     ``resident`` is in bytes; memory that processes share counts in each. ``mapped`` holds base names of the objects
@@ -100,8 +101,7 @@ class ServerProcess:
     denied: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerProcesses:
+class ServerProcesses(Struct, frozen=True, kw_only=True):
     """The processes of the server that was found, its main one first.
 
     ``replaced`` lists mapped objects of installed packages whose file was deleted or replaced since, relative to
@@ -210,8 +210,7 @@ def _shown(name: str) -> str:
 # -- the reader ---------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Loaded:
+class _Loaded(Struct):
     """What all processes together have mapped of installed packages. Filled while they are read."""
 
     replaced: set[str] = field(default_factory=set)

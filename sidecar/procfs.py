@@ -10,10 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 _TEXT_LIMIT: Final = 65536
 """Bytes of a ``status`` or a control group file; real ones are below 10 kB."""
@@ -156,8 +157,7 @@ def command_line(proc: Path, pid: int) -> tuple[str, ...]:
     return tuple(word.rstrip() for word in words) if words[0].startswith(TITLES) else tuple(words)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessStat:
+class ProcessStat(Struct, frozen=True, kw_only=True):
     """``stat`` of a process. ``name`` is cut to 15 characters; ``started_ticks`` counts clock ticks since boot."""
 
     name: str
@@ -192,8 +192,7 @@ def process_stat(proc: Path, pid: int) -> ProcessStat | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessStatus:
+class ProcessStatus(Struct, frozen=True, kw_only=True):
     """``status`` of a process; None: not said.
 
     ``uids`` and ``gids`` are real, effective, saved and file system ids. ``resident`` is in bytes. The capabilities

@@ -5,8 +5,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 _SWITCHES: Final = frozenset("bEIOPsS")
 """Switches without a value that an import can notice, by their letters."""
@@ -22,8 +23,7 @@ _NO_USER_SITE: Final = frozenset({"-s", "-I"})
 _IGNORES_VARIABLES: Final = frozenset({"-E", "-I"})
 
 
-@dataclass(frozen=True, slots=True)
-class PythonOptions:
+class PythonOptions(Struct, frozen=True):
     """The options in front of what an interpreter runs.
 
     ``flags`` are those that matter, each a word or two. ``inline`` says that it runs a module or a command (``-m``,

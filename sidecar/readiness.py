@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sidecar.catalog import FIRST_ROUND, Catalog
 from sidecar.model import Condition, Gate, Outcome, Result, Snapshot, Status
@@ -17,8 +18,7 @@ _QUOTED_LIMIT = 64
 """Characters of a name from the query that are repeated in the answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """An HTTP status and a body of plain text."""
 
     status: int

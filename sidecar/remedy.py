@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 _COMMAND: Final = re.compile(
     # Programs that remedies begin with; a path in front of an interpreter may be quoted for the shell.
@@ -21,8 +22,7 @@ _NOTE: Final = "  # "
 _QUOTE: Final = "`"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A sentence, which may hold commands in backquotes, or a whole ``command`` with the words about it as ``note``."""
 
     text: str

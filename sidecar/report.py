@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any
 
 import msgspec
 import structlog
+from msgspec import Struct
 
 from sidecar import __version__
 from sidecar.catalog import Catalog
@@ -63,8 +63,7 @@ class ExitCode(IntEnum):
 _Seconds = Annotated[float, msgspec.Meta(description="Seconds since the epoch")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictReport:
+class VerdictReport(Struct, frozen=True, kw_only=True):
     """The answer behind /readyz, and the whole report in one word."""
 
     ready: bool
@@ -73,16 +72,14 @@ class VerdictReport:
     level: Annotated[Level, msgspec.Meta(description="What the exit code of check says")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuRef:
+class GpuRef(Struct, frozen=True, kw_only=True):
     """A GPU that a condition concerns."""
 
     gpu: str
     uuid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionReport:
+class ConditionReport(Struct, frozen=True, kw_only=True):
     """A judged condition with its three texts: a token, a sentence, an action."""
 
     code: str
@@ -105,8 +102,7 @@ class ConditionReport:
     gpus: tuple[GpuRef, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeReport:
+class ProbeReport(Struct, frozen=True, kw_only=True):
     """How a probe's runs went."""
 
     title: str
@@ -123,8 +119,7 @@ class ProbeReport:
     rounds: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentItem:
+class EnvironmentItem(Struct, frozen=True, kw_only=True):
     """One item of the environment's identity."""
 
     value: str
@@ -132,8 +127,7 @@ class EnvironmentItem:
     scope: Annotated[Scope | None, msgspec.Meta(description="Whose environment it was read from")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandingReport:
+class StandingReport(Struct, frozen=True, kw_only=True):
     """Where the sidecar stands, and why it thinks so."""
 
     placement: Placement
@@ -142,8 +136,7 @@ class StandingReport:
     processes_why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransitionReport:
+class TransitionReport(Struct, frozen=True, kw_only=True):
     """A change of a condition's status or of the readiness."""
 
     at: _Seconds
@@ -153,8 +146,7 @@ class TransitionReport:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftReport:
+class DriftReport(Struct, frozen=True, kw_only=True):
     """An item that is not as the baseline wants it."""
 
     item: str
@@ -163,8 +155,7 @@ class DriftReport:
     observed: Annotated[str | None, msgspec.Meta(description="null: proven absent")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeReport:
+class ChangeReport(Struct, frozen=True, kw_only=True):
     """A change of the environment that was seen."""
 
     item: str
@@ -174,8 +165,7 @@ class ChangeReport:
     at: _Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoReport:
+class DemoReport(Struct, frozen=True, kw_only=True):
     """The recorded scenario that is shown instead of this machine."""
 
     scenario: str
@@ -185,8 +175,7 @@ class DemoReport:
     replicas: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Struct, frozen=True, kw_only=True):
     """What the sidecar knows, by its own account. Each probe adds the sections it declares."""
 
     schema_version: int
@@ -342,7 +331,7 @@ def schema(catalog: Catalog) -> dict[str, Any]:
     Raises ValueError when a section's name belongs to the report itself or to another probe.
     """
     sections: dict[str, Any] = {}
-    own = set(Report.__dataclass_fields__)
+    own = set(Report.__struct_fields__)
     for probe in catalog.probes:
         shared = {name for name, shape in probe.sections.items() if name in sections and sections[name] == shape}
         if taken := (probe.sections.keys() & (own | sections.keys())) - shared:
@@ -438,8 +427,7 @@ def _scope(snapshot: Snapshot, probe: str) -> Scope | None:
 # -- reading a report, for the text and the page ------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unknowns:
+class Unknowns(Struct, frozen=True, kw_only=True):
     """Conditions that could not be judged for the same reason, of one probe or of several that say the same.
 
     ``probe`` names it, or them.

@@ -12,10 +12,10 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -40,8 +40,7 @@ def parsed(version: str | None) -> Version | None:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interpreter:
+class Interpreter(Struct, frozen=True, kw_only=True):
     """The interpreter for which lines are evaluated, as far as it is known.
 
     ``python_version`` is major.minor or longer, ``machine`` the processor as uname names it. It is taken for CPython
@@ -81,8 +80,7 @@ class Interpreter:
             return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """One requirement that a distribution has.
 
     ``package`` is the normalised name, ``name`` the one as written, ``url`` says that it names a place to install
@@ -104,8 +102,7 @@ class Asked:
         return f"{self.name}{extras}{self.specifier}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class Lines(Struct, frozen=True, kw_only=True):
     """What a distribution requires; ``unreadable`` counts lines that are no requirements."""
 
     asked: tuple[Asked, ...] = ()
@@ -307,8 +304,7 @@ def unshadow(name: str, folder: str) -> str:
 # -- commands ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installer:
+class Installer(Struct, frozen=True, kw_only=True):
     """Writes the commands that change an environment, to be pasted into a shell as they stand.
 
     ``python`` is its interpreter. ``uv``: it has no pip of its own, as uv makes environments; uv itself is then

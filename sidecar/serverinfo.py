@@ -15,13 +15,14 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.config import Settings
 from sidecar.exhaustion import exhausted
@@ -68,8 +69,7 @@ KEY_PROBLEMS: Final = frozenset({"no-key", "key-unreadable", "key-refused", "key
 # -- what is kept -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerInfo:
+class ServerInfo(Struct, frozen=True, kw_only=True):
     """The server's arguments as it resolved them. None: it did not say.
 
     ``fa_impl_ver`` is a plugin's own key: SGLang has no such argument. ``is_vision`` is whether the model
@@ -112,8 +112,7 @@ class ServerInfo:
     is_vision: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """Why something could not be learned: a stable token and one sentence without secrets."""
 
     token: str
@@ -141,8 +140,7 @@ PROBLEMS: Final = {
 """Every token of `Problem`, with its meaning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerObservation:
+class ServerObservation(Struct, frozen=True, kw_only=True):
     """What the address did in one round.
 
     ``answer`` is None when it was not tried, or could not be (then ``problem`` says why). ``status`` is the HTTP

@@ -8,9 +8,10 @@ The protocols say what probes and the agent ask of each edge. The machine's own 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec import Struct, field
 
 from sidecar.config import Settings
 from sidecar.environment import EnvironmentFacts
@@ -124,8 +125,7 @@ class Imports(Protocol):
 _LAUNCH: Final = "launch"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class Services(Struct, frozen=True, kw_only=True):
     """One per agent. ``wake(probe)`` asks the scheduler to run a probe now, for late results.
 
     ``memory`` is where a probe keeps what it must remember from one round to the next, under its own name.

@@ -7,10 +7,10 @@ SGLang's to the letter, the type of the exception in front as a traceback ends.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
 from packaging.version import InvalidVersion, Version
 
 _REWORDED: Final = Version("0.5.15")
@@ -94,8 +94,7 @@ def redirects_cache(version: str | None) -> bool:
 # -- the versions that it checks itself -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Minimum:
+class Minimum(Struct, frozen=True):
     """The versions below which a release of SGLang refuses to start: of FlashInfer, and of the named kernel wheel."""
 
     flashinfer: str

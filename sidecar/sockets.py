@@ -10,10 +10,11 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 _TABLE_LIMIT: Final = 1024 * 1024
 """Bytes read of one table. Listening sockets come first in it: this is room for about 7000 of them."""
@@ -23,8 +24,7 @@ _LISTEN: Final = "0A"
 _ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared with, not bound to
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
+class Listener(Struct, frozen=True, kw_only=True):
     """A listening TCP socket. ``uid`` is the user that opened it, ``inode`` tells it from others."""
 
     host: str

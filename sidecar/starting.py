@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
@@ -107,8 +107,7 @@ INCOMPLETE: Final = ConditionType(
 CONDITIONS: Final = (INTERPRETER, NOT_INSTALLED, INCOMPLETE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFacts:
+class StartFacts(Struct, frozen=True, kw_only=True):
     """What is known of the interpreter and its SGLang.
 
     ``without_site``: it is told to do without its site-packages (``-S``). ``environment`` is None where it could

@@ -15,9 +15,10 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from sidecar.exhaustion import exhausted
 from sidecar.exposure import anybody_may_write
@@ -40,8 +41,7 @@ _MOST: Final = 2**53
 """The largest count that a metric can show exactly."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stuck:
+class Stuck(Struct, frozen=True, kw_only=True):
     """A probe whose child could not be ended. ``since`` is in seconds since the epoch."""
 
     probe: str
@@ -50,16 +50,14 @@ class Stuck:
     since: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(Struct, frozen=True, kw_only=True):
     """All that is remembered."""
 
     known: Known = field(default_factory=Known)
     stuck: tuple[Stuck, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StateProblem:
+class StateProblem(Struct, frozen=True):
     """Why the state directory does not do its work: a token and a sentence.
 
     ``set-aside``: the file did not read and was renamed. ``unreadable``, ``unwritable``: the system's own words are in

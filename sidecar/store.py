@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import replace
 
 from sidecar.conditions import NO_OVERRIDES, Memory, Overrides, judge
 from sidecar.drift import advance, compare, resume

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from sidecar.catalog import Catalog
 from sidecar.model import Status
@@ -46,8 +47,7 @@ _GLUE: Final = "\ue000"
 """Stands for a space at which no line may end; of Unicode's private use, so that no message has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
+class Style(Struct, frozen=True):
     """How to print. ``width`` is the terminal's, in columns, None where nothing is to be wrapped."""
 
     width: int | None = None

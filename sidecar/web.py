@@ -15,8 +15,9 @@ import os
 import resource
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
+
+from msgspec import Struct, field
 
 from sidecar import readiness
 from sidecar.acceptor import Acceptor
@@ -173,8 +174,7 @@ def _shown(listen: Listen) -> str:
 # -- serving ----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Rendered:
+class _Rendered(Struct):
     """What was made of one snapshot so far; made when first asked for."""
 
     snapshot: Snapshot

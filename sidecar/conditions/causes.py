@@ -7,7 +7,8 @@ consequence; what nothing explains is a root, and the root alone is published as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from sidecar.conditions.relevance import Effective
 from sidecar.model import Condition, Gate, Severity, Status

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.model import Finding, Status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class Track(Struct, frozen=True, kw_only=True):
     """What is remembered of one condition between judgements.
 
     ``finding`` is the published one, ``since`` the time its status was first published. ``against`` counts

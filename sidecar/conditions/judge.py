@@ -11,9 +11,11 @@ use weighs as much as what it breaks.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sidecar.catalog import CAUSE_ENDED, COMMON_REASONS, FIRST_ROUND
 from sidecar.conditions.causes import holds, lend_weight, suppress
@@ -40,8 +42,7 @@ from sidecar.model import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(Struct, frozen=True, kw_only=True):
     """What one judgement hands to the next.
 
     ``answering``: True once the server's address accepted a connection, False after a refusal that
@@ -56,8 +57,7 @@ class Memory:
     process: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class Judgement(Struct, frozen=True, kw_only=True):
     """The result of one judgement. ``faults`` are exceptions of a probe's judge: bugs, to be logged."""
 
     conditions: Mapping[str, Condition]
@@ -169,8 +169,7 @@ def _why_unknown(result: Result[Any]) -> tuple[str, str]:
             return f"probe-{outcome.value}", result.detail or f"The probe's last run ended as {outcome.value}."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scale:
+class _Scale(Struct, frozen=True, kw_only=True):
     """What decides how much each condition weighs."""
 
     server: ServerView

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sidecar.config import Settings
 from sidecar.model import ConditionType, Feature, Finding, Gate, ServerView, Severity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overrides:
+class Overrides(Struct, frozen=True, kw_only=True):
     """What the operator decided by code: other gates, other severities, and what is accepted as it is."""
 
     gate: Mapping[str, Gate] = field(default_factory=dict)
@@ -27,8 +27,7 @@ NO_OVERRIDES = Overrides()
 """Everything as declared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effective:
+class Effective(Struct, frozen=True):
     """A condition's weight after the server's use of the feature and the operator's decisions were considered.
 
     ``idle``: it is only informational because nobody is known to use what it concerns.

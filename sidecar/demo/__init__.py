@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sidecar.environment import EnvironmentFacts
 from sidecar.imports import ImportEvidence
@@ -50,8 +51,7 @@ class UnknownScenarioError(Exception):
     """There is no such scenario. The argument is one sentence that names those there are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Moment(Struct, frozen=True, kw_only=True):
     """What each edge gives at one time. ``imports`` maps modules to what their real import did."""
 
     standing: Standing
@@ -88,8 +88,7 @@ class Moment:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class Recording(Struct, frozen=True, kw_only=True):
     """What one replica of a scenario shows: moments with the seconds after which each begins, the first at 0."""
 
     demo: Demo

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sidecar.model import Scope
 
@@ -11,16 +12,14 @@ UNKNOWN_VERSION = "0.0.0+unknown"
 """What FlashInfer calls itself without its build metadata; it then compares no versions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Companion:
+class Companion(Struct, frozen=True, kw_only=True):
     """A package that FlashInfer looks for beside itself. ``kind`` is package, module, namespace or absent."""
 
     kind: str = "absent"
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaFiles:
+class MambaFiles(Struct, frozen=True, kw_only=True):
     """The files of ``flashinfer.mamba``.
 
     ``state``: present, absent, no-init (a folder without ``__init__``), empty-init, invalid-init (does not parse).
@@ -32,8 +31,7 @@ class MambaFiles:
     symbol: str = "unknown"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlashInferFiles:
+class FlashInferFiles(Struct, frozen=True, kw_only=True):
     """FlashInfer as its files show it.
 
     ``kind``: package, module (a file shadows the package), namespace (a leftover folder) or absent. ``version`` is
@@ -50,8 +48,7 @@ class FlashInferFiles:
     missing: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelFiles:
+class KernelFiles(Struct, frozen=True, kw_only=True):
     """The kernel wheel's package ``sgl_kernel``.
 
     ``kind`` is package, module, namespace or absent. ``folders`` names the builds for GPUs that it holds (sm90,
@@ -63,8 +60,7 @@ class KernelFiles:
     plain: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryFile:
+class LibraryFile(Struct, frozen=True, kw_only=True):
     """A ``libcuda.so.1``.
 
     ``version`` is the driver's, from the real file's name. ``kind`` is stub (a toolkit's, for linking only), compat
@@ -79,8 +75,7 @@ class LibraryFile:
     conf: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverLibrary:
+class DriverLibrary(Struct, frozen=True, kw_only=True):
     """The CUDA driver's library as the dynamic loader would find it, by reading alone.
 
     ``found`` is in the loader's order: the first is the one that is used. ``compat`` are the forward-compatibility
@@ -92,8 +87,7 @@ class DriverLibrary:
     path_seen: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleFiles:
+class ModuleFiles(Struct, frozen=True, kw_only=True):
     """A module as its files show it.
 
     ``kind``: package (a folder with ``__init__``), module (one .py file), extension (one .so file), namespace (a
@@ -105,8 +99,7 @@ class ModuleFiles:
     places: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
+class Damage(Struct, frozen=True, kw_only=True):
     """Files of a distribution that its RECORD lists and that are not as listed.
 
     ``missing`` and ``resized`` count them; ``examples`` names the first ones, relative to site-packages.
@@ -121,8 +114,7 @@ class Damage:
     missing_since: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shadow:
+class Shadow(Struct, frozen=True, kw_only=True):
     """A ``sglang`` that Python finds before the installed one: in the launch's folder, or on PYTHONPATH.
 
     ``place`` is its folder or file. ``unusable`` says of the files that each launch reads what is wrong with them, as
@@ -141,8 +133,7 @@ class Shadow:
         return self.place.rpartition("/")[0] or "/"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toolchain:
+class Toolchain(Struct, frozen=True, kw_only=True):
     """What FlashInfer's just-in-time builds would find, by reading alone.
 
     ``cuda_home`` is the value of CUDA_HOME (or CUDA_PATH) where the server's environment sets one, ``cuda_home_ok``
@@ -168,8 +159,7 @@ class Toolchain:
     environ_seen: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheFolder:
+class CacheFolder(Struct, frozen=True, kw_only=True):
     """FlashInfer's cache folder for the server's user.
 
     ``path`` is where it is or would be made; None where neither HOME nor the user database gives one
@@ -184,8 +174,7 @@ class CacheFolder:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentFacts:
+class EnvironmentFacts(Struct, frozen=True, kw_only=True):
     """An environment, read and not executed.
 
     ``problem`` is a token when the environment may not or cannot be read; then nothing else is known.

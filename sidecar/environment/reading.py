@@ -9,9 +9,10 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import asdict, replace
 
 from sidecar.config import Settings
 from sidecar.credentials import Credentials, home_of

@@ -6,9 +6,11 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.imports.evidence import INTERPRETER_BROKEN, ImportEvidence, ImportLink, ImportOutcome, LibraryLoad
 from sidecar.isolation import FLOOD, ChildReport, signal_name
@@ -27,8 +29,7 @@ USER_SITE: Final = ".local/lib"
 """Below the child's home, and the server's nevertheless: a link to what its user installed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
+class Circumstances(Struct, frozen=True, kw_only=True):
     """What is known of an import's surroundings when it has ended.
 
     ``memory_short``: the group or the machine was short of memory, or the kernel ended a process for want of it.

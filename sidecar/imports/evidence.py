@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from msgspec import Struct, field
 
-@dataclass(frozen=True, slots=True)
-class ImportWork:
+
+class ImportWork(Struct, frozen=True):
     """What to import: a module, and the name in it that must be callable, if any.
 
     ``first`` is a module that it imports before anything else. ``load`` are patterns of shared libraries below the
@@ -42,8 +42,7 @@ class ImportOutcome(StrEnum):
     NOT_ALLOWED = "not-allowed"
 
 
-@dataclass(frozen=True, slots=True)
-class ImportLink:
+class ImportLink(Struct, frozen=True):
     """One exception of a chain. ``library`` is the file that could not be loaded, where Python names one."""
 
     exception: str
@@ -51,8 +50,7 @@ class ImportLink:
     library: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryLoad:
+class LibraryLoad(Struct, frozen=True):
     """A shared library that was loaded for itself; ``path`` is below the module's folder.
 
     ``error`` is what the loader said, or how the loading process ended; None when it was loaded. ``signal`` names
@@ -64,8 +62,7 @@ class LibraryLoad:
     signal: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportEvidence:
+class ImportEvidence(Struct, frozen=True, kw_only=True):
     """What a real import did, as far as the child could tell.
 
     ``reason`` is the token behind not-allowed; also ``busy`` for one that was starved of nothing but computed to

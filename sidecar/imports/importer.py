@@ -11,9 +11,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from sidecar.childenv import server_environment, withheld
 from sidecar.credentials import Credentials, home_of
@@ -55,8 +57,7 @@ _HELD_AFTER: Final = 60.0
 """Seconds after its end at which an outcome has held: before that the environment may not have been read again."""
 
 
-@dataclass(slots=True)
-class _Past:
+class _Past(Struct):
     """What became of the imports of one work, one after the other.
 
     ``starved`` counts the last ones that took all their time and told nothing; ``void`` those that did not hold: the

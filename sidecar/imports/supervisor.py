@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
+from msgspec import Struct
 
 from sidecar.imports.evidence import ImportOutcome
 from sidecar.isolation import Child
@@ -15,8 +15,7 @@ from sidecar.memory import MemoryLimit
 from sidecar.model import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportLimits:
+class ImportLimits(Struct, frozen=True, kw_only=True):
     """Bounds of an import child. Seconds and bytes.
 
     ``stall``: time without CPU progress and without a new stage after which it counts as hung. ``cap``: wall time

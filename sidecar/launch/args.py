@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import field
+
+from sidecar.launch.facts import FA_IMPL_VER, INCOMPLETE, LaunchValue
 from sidecar.launch.forms import LaunchForm, locate
-from sidecar.launch.shell import Inside, Outside, follow
+from sidecar.launch.shell import FAR, Inside, Outside, follow
 from sidecar.launch.state import Loss
 from sidecar.launch.words import OPEN, SPLITS
 from sidecar.model import LaunchNotes, LaunchProblem
-
-LaunchValue = str | int | bool
-"""The value of a launch flag."""
-
-INCOMPLETE: Final = "incomplete"
-"""The key of `LaunchArguments.flags` that says that there may be more flags than were read."""
+from sidecar.record import Discreet
 
 UNUSABLE: Final = "\0"
 """A word that no flag keeps, in place of a value that is there and is not repeated.
@@ -42,8 +39,7 @@ _NAMES_LIMIT: Final = 100
 """Passed-over flags that are named; the others are counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchArguments:
+class LaunchArguments(Discreet, frozen=True, kw_only=True):
     """What was understood of a launch.
 
     ``flags`` is keyed as SGLang's ServerArgs names the fields. Three more keys are True or absent: ``incomplete``
@@ -57,10 +53,12 @@ class LaunchArguments:
     ``options`` are the interpreter's own words up to the server's first flag. ``notes`` tells how the flags were read.
     """
 
+    withheld = frozenset({"environ"})
+
     form: LaunchForm
     notes: LaunchNotes
     flags: Mapping[str, LaunchValue] = field(default_factory=dict)
-    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environ: Mapping[str, str] = field(default_factory=dict)
     unseen: frozenset[str] = frozenset()
     loss: Loss | None = None
     depends: tuple[str, ...] = ()
@@ -68,6 +66,16 @@ class LaunchArguments:
     cwd: str | None = None
     program: str | None = None
     options: tuple[str, ...] = ()
+
+    @property
+    def far(self) -> bool:
+        """Whether the launch is one on another machine."""
+        return self.loss is not None and self.loss.token == FAR
+
+    @property
+    def known_program(self) -> str | None:
+        """The program where the whole word is known."""
+        return None if self.program is None or OPEN in self.program else self.program
 
 
 class LaunchFileError(Exception):
@@ -153,8 +161,6 @@ _FLAGS: Final[Mapping[str, tuple[str, _Kind]]] = MappingProxyType(
 )
 _PLUGIN_VERSION: Final = re.compile(r"--fa[-_]?impl[-_]?ver(?:sion)?")
 """A FlashAttention version as a plugin may take it as a flag; SGLang itself has none."""
-FA_IMPL_VER: Final = "fa_impl_ver"
-"""The field of that version: a number where it is one, else text."""
 _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         field: tuple(flag for flag, (other, _) in _FLAGS.items() if other == field)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.launch.words import Command, Redirection, Script, Unknown, Word
 
@@ -32,16 +34,14 @@ class Kind(StrEnum):
     """The list runs where the name is called."""
 
 
-@dataclass(frozen=True, slots=True)
-class Simple:
+class Simple(Struct, frozen=True):
     """A simple command, and its words behind those that are the grammar's own."""
 
     command: Command
     words: tuple[Word, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Compound:
+class Compound(Struct, frozen=True):
     """A compound command. ``name`` is a loop's variable or a function's name.
 
     ``redirections`` are those of all of it. ``items`` are the words that a loop's variable goes through, None for
@@ -59,8 +59,7 @@ class Compound:
 Node: TypeAlias = "Simple | Compound"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A pipeline, and the operator in front of it: ``&&``, ``||`` or nothing. Several nodes run in subshells.
 
     ``negated``: it succeeds where its last command fails.
@@ -71,8 +70,7 @@ class Step:
     negated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """Steps that hang on each other's success; in the background they run in a subshell."""
 
     steps: tuple[Step, ...]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
 from packaging.version import InvalidVersion, Version
 
 from sidecar.launch import flagnames
@@ -223,8 +223,7 @@ def at_least(release: str | None, first: str) -> bool:
     return found is not None and found >= Version(first)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ambiguity:
+class Ambiguity(Struct, frozen=True, kw_only=True):
     """Flags that an abbreviation may stand for; ``sure`` is False where a newer release may have fewer of them."""
 
     flags: tuple[str, ...]

@@ -11,7 +11,6 @@ import posixpath
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -31,6 +30,7 @@ from sidecar.launch.state import (
     names,
 )
 from sidecar.launch.words import OPEN, SPLITS, Command, Part, Redirection, Reference, Unknown, Word
+from sidecar.record import Discreet
 
 FAR: Final = "another-machine"
 """The token of a `Loss` where the machine is another one, too."""
@@ -46,23 +46,23 @@ _DEPENDS_LIMIT: Final = 5
 """Commands that are named as those on which it depends whether the server is reached."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class Outside(Discreet, frozen=True, kw_only=True):
     """What a launch is given: ``environ`` and ``cwd``, None where they are not known.
 
     ``is_folder`` tells whether a path is a folder that may be entered, ``is_absent`` whether surely nothing is there,
     ``read`` the text of a file that a shell reads commands from, None where it is not read.
     """
 
-    environ: Mapping[str, str] | None = field(default=None, repr=False)
+    withheld = frozenset({"environ"})
+
+    environ: Mapping[str, str] | None = None
     cwd: str | None = None
     is_folder: Callable[[str], bool] = lambda _: False
     is_absent: Callable[[str], bool] = lambda _: False
     read: Callable[[str], str | None] = lambda _: None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inside:
+class Inside(Discreet, frozen=True, kw_only=True):
     """What the program at the end of a launch gets, and the words that it is started with.
 
     ``unseen`` names the variables whose values are not known; they are not in ``environ``. ``loss``: any variable that
@@ -73,8 +73,10 @@ class Inside:
     that earlier commands may have written, ``may_write`` whether there may be others.
     """
 
-    words: list[str] = field(repr=False)
-    environ: Mapping[str, str] = field(repr=False)
+    withheld = frozenset({"words", "environ"})
+
+    words: list[str]
+    environ: Mapping[str, str]
     unseen: frozenset[str]
     loss: Loss | None
     elsewhere: bool

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
+
+from msgspec import Struct
 
 from sidecar.launch.grammar import Compound
 from sidecar.launch.words import OPEN, SPLITS, Part, Reference, Unknown, Word
@@ -32,8 +33,7 @@ Value: TypeAlias = "str | _Unseen | None"
 """A variable's value; None where it is not set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Struct, frozen=True):
     """Why nothing that a launch was given can be assumed for its server.
 
     ``token`` is stable; ``sentence`` says it to people and repeats no value of the launch but a program's name.
@@ -43,8 +43,7 @@ class Loss:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """Where a shell surely ends: ``why``, as half a sentence, and whether it ``succeeded``, None where that is open."""
 
     why: str

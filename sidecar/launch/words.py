@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, TypeAlias
+
+from msgspec import Struct, field
 
 OPEN: Final = "$"
 """In a word: something that only the shell knows, within this one word."""
@@ -38,8 +39,7 @@ _TILDE: Final = re.compile(r"~[A-Za-z0-9_.+-]*(?=[/:\s;&|<>()]|$)")
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "e": "\x1b"}
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     """A variable or parameter in a word: ``$NAME`` or ``${NAME}``.
 
     ``operator`` is that of ``${NAME:-word}`` and its like, a tilde for a home folder, else empty; ``word`` is what
@@ -52,8 +52,7 @@ class Reference:
     word: tuple[Part, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """Something in a word that only the shell knows; ``splits`` where it may be any number of words."""
 
     splits: bool
@@ -62,8 +61,7 @@ class Unknown:
 Part: TypeAlias = "str | Reference | Unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(Struct, frozen=True):
     """A word of a script. ``assigns``: as the first of its command it is an assignment; ``quoted``: a part of it is."""
 
     parts: tuple[Part, ...]
@@ -76,16 +74,14 @@ class Word:
         return "".join(part if isinstance(part, str) else _mark(part) for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Redirection:
+class Redirection(Struct, frozen=True):
     """A redirection to or from what its ``target`` names; the text of a document needs nothing to be there."""
 
     operator: str
     target: Word
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class Command(Struct, frozen=True, kw_only=True):
     """A simple command: its words, the files that its output goes to, and the operator behind it (empty: the end)."""
 
     parsed: tuple[Word, ...]
@@ -99,8 +95,7 @@ class Command:
         return tuple(word.marked for word in self.parsed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Script(Struct, frozen=True, kw_only=True):
     """The commands in the order in which they stand; ``complete`` is false where not all could be understood.
 
     ``pieces`` are the commands with the empty ones between them, whose operators are those of the grammar.
@@ -123,8 +118,7 @@ class _UnclosedError(Exception):
     """A quote or a substitution has no end."""
 
 
-@dataclass(slots=True)
-class _Building:
+class _Building(Struct):
     words: list[Word] = field(default_factory=list)
     redirections: list[Redirection] = field(default_factory=list)
 

@@ -15,9 +15,11 @@ import site
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sidecar.childenv import child_environment
 from sidecar.isolation import Child, Isolation, signal_name
@@ -54,16 +56,14 @@ _EVENTS = -1
 """Stands for the event set among what can be left out; GPUs count from 0."""
 
 
-@dataclass(slots=True)
-class _LeftOut:
+class _LeftOut(Struct):
     """Something that hung: the call, and for how many rounds it was not asked since."""
 
     call: str
     rounds: int = 0
 
 
-@dataclass(slots=True)
-class _Exchange:
+class _Exchange(Struct):
     """What a worker was asked and has answered so far.
 
     Times are the loop's: when it was asked, when it last said anything, when it named the call in progress, when it

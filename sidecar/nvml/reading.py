@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemappedRows:
+class RemappedRows(Struct, frozen=True, kw_only=True):
     """Rows of memory that were replaced, by cause; whether more wait for a reset; whether replacing failed."""
 
     correctable: int
@@ -16,8 +16,7 @@ class RemappedRows:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PcieLink:
+class PcieLink(Struct, frozen=True, kw_only=True):
     """The PCIe link as it runs now and the best that GPU and slot can do together."""
 
     generation: int | None = None
@@ -26,16 +25,14 @@ class PcieLink:
     width_max: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigDevice:
+class MigDevice(Struct, frozen=True, kw_only=True):
     """One MIG device of a GPU."""
 
     uuid: str
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XidCount:
+class XidCount(Struct, frozen=True, kw_only=True):
     """How often the driver reported an Xid for a GPU since this agent listens, and when last (epoch seconds).
 
     ``index`` is the one that the GPU has in the same reading, the last it had if it is not there any more.
@@ -48,8 +45,7 @@ class XidCount:
     last: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True, kw_only=True):
     """What one GPU answered. A field is None where the source did not say; ``errors`` then tells why.
 
     ``code`` is 0 for a GPU that answers, 15 for a lost one, else the NVML code (or a token, as in
@@ -98,8 +94,7 @@ class GpuReading:
     errors: Mapping[str, int | str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlReading:
+class NvmlReading(Struct, frozen=True, kw_only=True):
     """What one round found.
 
     ``code`` is 0, or the NVML code of the system-level ``call`` that failed, with NVML's own ``words``; 12

@@ -564,7 +564,7 @@ SECTIONS: Final[Sequence[tuple[str, str, Callable[[Mapping[str, Any]], Markup]]]
 
 _LAID_OUT: Final = frozenset(
     {
-        *Report.__dataclass_fields__,
+        *Report.__struct_fields__,
         "driver", "gpus", "gpu_set", "cuda", "modules", "attention", "flash_attention", "requirements", "baseline",
         "server", "preflight",
     }

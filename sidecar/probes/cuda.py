@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import replace
 from packaging.version import Version
 
 from sidecar.cudalibs import (
@@ -175,8 +176,7 @@ CONDITIONS: Final = (TOO_OLD, LIBCUDA, ARCH, UNAVAILABLE, FELL_BACK)
 # -- facts ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaFacts:
+class CudaFacts(Struct, frozen=True, kw_only=True):
     """All that is judged.
 
     ``environment`` is None where no interpreter was found, ``reading`` where NVML was not read yet. ``device`` is
@@ -728,8 +728,7 @@ def _fell_back(facts: CudaFacts, world: World) -> Finding:
 # -- what is shown ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibcudaSection:
+class LibcudaSection(Struct, frozen=True, kw_only=True):
     """A libcuda.so.1: path, version of the driver it belongs to, kind, and what led to it (null: not known)."""
 
     path: str
@@ -739,8 +738,7 @@ class LibcudaSection:
     configured_in: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArchitecturesSection:
+class ArchitecturesSection(Struct, frozen=True, kw_only=True):
     """Architectures in torch's build (null: not published) and in the kernel wheel, and the GPUs' capabilities."""
 
     torch: tuple[str, ...] | None
@@ -749,8 +747,7 @@ class ArchitecturesSection:
     gpus: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CudaSection:
+class CudaSection(Struct, frozen=True, kw_only=True):
     """The report's ``cuda``. A field that is null is not known.
 
     ``torch_cuda`` is the CUDA version that torch was built for, ``driver_cuda`` the one that NVML states for the

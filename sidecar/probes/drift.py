@@ -7,9 +7,10 @@ the file anew in each round and says what is wrong with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from sidecar import baseline as files
 from sidecar.drift import ITEMS, MIG, written
@@ -38,8 +39,7 @@ STATE: Final = "state"
 """The key under which the agent leaves a `StateProblem`, or None, in `Services.memory`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftFacts:
+class DriftFacts(Struct, frozen=True, kw_only=True):
     """The baseline as it is now, None where none is set, and what is wrong with the state directory, if anything."""
 
     baseline: Baseline | None
@@ -220,8 +220,7 @@ def samples(_facts: DriftFacts) -> Iterable[Sample]:
     return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineSection:
+class BaselineSection(Struct, frozen=True, kw_only=True):
     """The baseline in the report; null where none is set. ``items`` as the file writes them."""
 
     items: Mapping[str, str]

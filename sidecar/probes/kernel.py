@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from msgspec import Struct
+from msgspec.structs import replace
 from packaging.utils import canonicalize_name
 
 from sidecar.config import ImportPolicy, Settings
@@ -130,8 +131,7 @@ BROKEN: Final = ConditionType(
 # -- facts ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelFacts:
+class KernelFacts(Struct, frozen=True, kw_only=True):
     """All that is judged.
 
     ``environment`` is None where no interpreter was found. ``importing``: an import is under way or waiting.
@@ -214,8 +214,7 @@ def _required(settings: Settings) -> bool:
 # -- judgement --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """What is known of the wheel. ``explained_by`` lists the codes that can be behind ``reason``."""
 
     status: Status

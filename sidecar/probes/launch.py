@@ -7,13 +7,14 @@ answers has been through its parser. Flags that are not listed are passed over, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar import starting
 from sidecar.environment import EnvironmentFacts, InterpreterUnusable
 from sidecar.launch import rules as launchrules
-from sidecar.launch.args import FA_IMPL_VER, INCOMPLETE
+from sidecar.launch.facts import FA_IMPL_VER, INCOMPLETE
 from sidecar.launch.forms import LaunchForm
 from sidecar.launch.rules import Fit
 from sidecar.model import (
@@ -44,8 +45,7 @@ _SHOWN: Final = 6
 """Flags that are named of those that an abbreviation matches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchFacts:
+class LaunchFacts(Struct, frozen=True, kw_only=True):
     """The flags of a launch and the SGLang that would read them.
 
     ``notes`` is None where no flags can be seen. ``release`` is that of the installed SGLang, None where it is not
@@ -143,8 +143,7 @@ _MESSAGES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
+class _Fault(Struct, frozen=True, kw_only=True):
     reason: str
     sentence: str
     says: str | None
@@ -370,8 +369,7 @@ def _no_model(notes: LaunchNotes) -> _Fault:
 # -- what is shown ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreflightSection:
+class PreflightSection(Struct, frozen=True, kw_only=True):
     """A launch that is considered, as it was read. null: no launch is considered.
 
     ``form`` is module, console-script, flags or other. ``release`` is the SGLang that would read the flags.

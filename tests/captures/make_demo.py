@@ -17,11 +17,11 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))

@@ -7,12 +7,12 @@ side of it lives on.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
+from msgspec.structs import fields
 
 from sidecar.conditions import Judgement, Memory
 from sidecar.conditions import judge as judge_all

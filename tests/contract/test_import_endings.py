@@ -7,10 +7,10 @@ import resource
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sidecar.environment import EnvironmentFacts
 from sidecar.imports import ImportEvidence, ImportLimits, ImportOutcome

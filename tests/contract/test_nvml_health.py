@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pynvml
 import pytest
+from msgspec.structs import replace
 
 from sidecar.nvml.reading import GpuReading, MigDevice, PcieLink, RemappedRows
 from tests.fakes.nvml import Scenario, build

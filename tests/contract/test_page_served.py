@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from sidecar import page
 from sidecar.config import Listen

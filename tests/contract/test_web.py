@@ -7,10 +7,11 @@ import errno
 import gzip
 import json
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 

@@ -30,12 +30,14 @@ import urllib.parse
 import urllib.request
 import zlib
 from collections.abc import AsyncIterator, Callable, Container, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
 from aiohttp import web
+from msgspec import Struct
+from msgspec.structs import fields, replace
 
 from sidecar.app import Agent
 from sidecar.catalog import Catalog
@@ -441,11 +443,11 @@ def _placed(value: Any, node: str, dice: random.Random) -> Any:
         return value.replace(_FAKE_UUID, f"GPU-{zlib.crc32(node.encode()):08x}-0000-4000-8000-")
     if isinstance(value, GpuReading):
         value = _varied(value, dice)
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Struct):
         changes = {}
         for one in fields(value):
             before = getattr(value, one.name)
-            if (after := _placed(before, node, dice)) is not before and one.init:
+            if (after := _placed(before, node, dice)) is not before:
                 changes[one.name] = after
         return replace(value, **changes) if changes else value
     if type(value) in (tuple, frozenset):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import Struct
+from msgspec.structs import fields
 
 from sidecar import demo
 from sidecar.app import Agent
@@ -30,7 +31,7 @@ HEALTHY = "healthy"
 
 def lost(recorded: Any, read: Any, path: str = "") -> list[str]:
     """What a recording says and nobody reads: a misspelt key, a field that is gone."""
-    if is_dataclass(read) and not isinstance(read, type):
+    if isinstance(read, Struct):
         known = {one.name: getattr(read, one.name) for one in fields(read)}
     elif isinstance(read, Mapping):
         known = {str(key): value for key, value in read.items()}

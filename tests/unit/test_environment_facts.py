@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import fields, replace
 
 from sidecar.config import Settings
 from sidecar.environment import CacheFolder, EnvironmentFacts, Toolchain

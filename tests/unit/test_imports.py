@@ -8,10 +8,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sidecar.config import Settings
 from sidecar.environment import DriverLibrary, LibraryFile

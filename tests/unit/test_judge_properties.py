@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sidecar.catalog import Catalog, build, discover
 from sidecar.conditions import NO_OVERRIDES, Judgement, Memory, Overrides, judge
@@ -45,8 +46,7 @@ LIFE = 100
 """Seconds that facts live here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Told(Struct, frozen=True, kw_only=True):
     """Facts of a probe that finds what it is told to."""
 
     findings: Mapping[str, Finding] = field(default_factory=dict)
@@ -96,8 +96,7 @@ PROFILE = settings(max_examples=50, deadline=None, suppress_health_check=[Health
 # -- what is tried ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
+class Telling(Struct, frozen=True, kw_only=True):
     """What is found: some things in detail, and one status of all others."""
 
     said: Mapping[str, Finding] = field(default_factory=dict)
@@ -111,8 +110,7 @@ class Telling:
         return Telling(said={code: change(self[code]) for code in KINDS})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """One state of the world."""
 
     told: Telling

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from sidecar import page
 from sidecar.catalog import build as build_catalog

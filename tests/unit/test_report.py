@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
 from typing import Any
 
 import jsonschema
 import pytest
 import structlog
+from msgspec.structs import asdict, replace
 
 from sidecar.catalog import build as build_catalog
 from sidecar.model import Demo, Gate, Outcome, Scope, Severity, Status, Transition

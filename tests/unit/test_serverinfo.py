@@ -155,7 +155,7 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(["internal_states", "api_key", "launch_command", *ServerInfo.__dataclass_fields__]), inner
+            st.sampled_from(["internal_states", "api_key", "launch_command", *ServerInfo.__struct_fields__]), inner
         )
     ),
     max_leaves=20,
@@ -168,7 +168,7 @@ def test_arbitrary_information_is_reduced(body: bytes) -> None:
     info = parse_info(body)
     assert MARKER not in repr(info)
     if isinstance(info, ServerInfo):
-        for name in ServerInfo.__dataclass_fields__:
+        for name in ServerInfo.__struct_fields__:
             value = getattr(info, name)
             assert value is None or isinstance(value, int) or (isinstance(value, str) and len(value) <= 64)
 

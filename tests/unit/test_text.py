@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from sidecar.catalog import build as build_catalog
 from sidecar.catalog import discover

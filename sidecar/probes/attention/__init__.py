@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.backends import BackendSource, PhaseBackend, phases, predict, release, uses_version
 from sidecar.config import ImportPolicy, Settings
@@ -415,8 +417,7 @@ def _flag_of(facts: AttentionFacts, phase: Phase) -> str:
 # -- what is shown ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseSection:
+class PhaseSection(Struct, frozen=True, kw_only=True):
     """One phase of attention in the report.
 
     ``declared`` is the backend that the flags ask for, ``resolved`` the one that the running server settled on; for
@@ -440,8 +441,7 @@ class PhaseSection:
     missing: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImplementationSection:
+class ImplementationSection(Struct, frozen=True, kw_only=True):
     """A FlashAttention version in the server's environment, whether it is used or not.
 
     ``installed`` and ``importable`` are null while unknown. ``module`` is where SGLang takes it from (null: this

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from sidecar.backends import BackendSource, PhaseBackend, Release, release
 from sidecar.cudalibs import Capability, version
@@ -31,16 +32,14 @@ libcute_dsl_runtime since.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportState:
+class ImportState(Struct, frozen=True, kw_only=True):
     """What is up with the real import of a provider's module. ``pending``: under way or waiting for its turn."""
 
     evidence: ImportEvidence | None = None
     pending: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionFacts:
+class AttentionFacts(Struct, frozen=True, kw_only=True):
     """All that is judged.
 
     ``environment`` is None where no interpreter was found. ``server_version`` is the running server's own word.

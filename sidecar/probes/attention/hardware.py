@@ -7,9 +7,10 @@ assertions of the FlashAttention 4 kernels, by release. True, False or None for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar.backends import Release
 from sidecar.cudalibs import Capability
@@ -21,8 +22,7 @@ _BLACKWELL_CUDA: Final = (12, 8)
 """Oldest CUDA of torch with which SGLang recognizes a Blackwell GPU as such."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """Whether something runs on a GPU, and the reason's token where it does not or is not known.
 
     ``says`` is SGLang's sentence.

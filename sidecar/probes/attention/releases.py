@@ -7,9 +7,10 @@ Read in the released packages; a boundary is the first release of a ladder in wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar.backends import Release
 from sidecar.imports import ImportWork
@@ -28,8 +29,7 @@ PIP_VARIABLE: Final = "SGLANG_INKLING_FA4_USE_PIP"
 """Makes 0.5.16 to 0.5.22 take FlashAttention 4 from the flash-attn-4 package."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provider:
+class Provider(Struct, frozen=True, kw_only=True):
     """Where a release takes a FlashAttention version from.
 
     ``module`` holds `SYMBOL`; ``distribution`` brings it. ``needs`` maps each module that its import needs besides

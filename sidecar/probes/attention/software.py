@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.crashes import crash
 from sidecar.environment import EnvironmentFacts
@@ -54,8 +56,7 @@ _OF_FILES: Final = {"ModuleNotFoundError", "SyntaxError", "IndentationError", "T
 """Exceptions that come from what is installed, not from the value of a variable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """What is known of a provider's module.
 
     ``importable`` is None while unknown; ``verified``: by a real import. ``reason`` says why not, or why it is open.

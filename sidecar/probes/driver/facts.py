@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 from sidecar.config import Settings
 from sidecar.gpuset import CountSource, Expected, GpuSet, Member, Pins, expected_gpus, mig_parents, server_gpus
@@ -27,16 +28,14 @@ _MAX_REMEMBERED: Final = 256
 """GPUs that are remembered. No machine has as many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
+class Gone(Struct, frozen=True, kw_only=True):
     """A GPU that was visible earlier in the life of this agent and is no more; ``index`` is the last it had."""
 
     index: int
     uuid: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
+class Trend(Struct, frozen=True, kw_only=True):
     """What the agent saw happen to one GPU.
 
     ``new_errors`` and ``new_remaps`` count the uncorrectable memory errors and the rows remapped for such errors
@@ -51,8 +50,7 @@ class Trend:
     healed_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverFacts:
+class DriverFacts(Struct, frozen=True, kw_only=True):
     """One round.
 
     ``expected`` is how many GPUs the server needs here. ``highest`` is the most that were visible at once.
@@ -103,8 +101,7 @@ def key(index: int, uuid: str | None) -> str:
     return uuid or f"#{index}"
 
 
-@dataclass(slots=True)
-class _History:
+class _History(Struct):
     """What is remembered of one GPU."""
 
     errors: int | None = None
@@ -148,8 +145,7 @@ def slow_link(gpu: GpuReading) -> bool | None:
     return any(now < best for now, best in known) if known else None
 
 
-@dataclass(slots=True)
-class DriverMemory:
+class DriverMemory(Struct):
     """What the probe remembers between rounds. One per agent."""
 
     target: Target | None = None

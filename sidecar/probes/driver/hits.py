@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar.model import ConditionType, Finding, Gate, Severity, Status
 from sidecar.nvml.reading import GpuReading
@@ -16,8 +17,7 @@ ABSENT: Final = frozenset({2, 3, 13, 22, 25, 26, "not-in-binding"})
 binding, does not have it. Any other code means that it is there and was not read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hit:
+class Hit(Struct, frozen=True, kw_only=True):
     """Something that is wrong with one GPU.
 
     ``text`` completes the sentence that begins with the GPU's name. ``index`` is None where it is not known.
@@ -36,8 +36,7 @@ class Hit:
     member: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
+class Unread(Struct, frozen=True):
     """A GPU did not tell what a condition depends on: the call and its code."""
 
     call: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sidecar.nvml.reading import GpuReading, MigDevice, PcieLink, RemappedRows
 from sidecar.probes.driver.declare import SUCCESS
@@ -12,8 +13,7 @@ from sidecar.probes.driver.facts import DriverFacts
 from sidecar.probes.driver.xids import explain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XidSection:
+class XidSection(Struct, frozen=True, kw_only=True):
     """One Xid that a GPU reported since the sidecar started.
 
     ``kind`` is how far it reaches: application, contained, hardware, information or unlisted. ``last`` is in epoch
@@ -30,8 +30,7 @@ class XidSection:
     action: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverSection:
+class DriverSection(Struct, frozen=True, kw_only=True):
     """The report's ``driver``. A field that is null is not known.
 
     ``return_code`` is NVML's (0 success, 12 no library), ``failed_call`` the call that failed and
@@ -61,8 +60,7 @@ class DriverSection:
     left_out: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberSection:
+class MemberSection(Struct, frozen=True, kw_only=True):
     """One GPU of the server: how it was named, and which one that is."""
 
     given: str
@@ -71,8 +69,7 @@ class MemberSection:
     mig: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSetSection:
+class GpuSetSection(Struct, frozen=True, kw_only=True):
     """The report's ``gpu_set``: which GPUs are the server's, how many it needs, and what told."""
 
     known: bool
@@ -83,8 +80,7 @@ class GpuSetSection:
     expected_source: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSection:
+class GpuSection(Struct, frozen=True, kw_only=True):
     """One entry of the report's ``gpus``. A field that is null is not known or not supported.
 
     ``in_scope`` tells whether the GPU is the server's. ``up`` tells whether it answers NVML; ``return_code`` is why

@@ -6,9 +6,10 @@ a container may merely lack access), and from what the kernel module says of its
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from sidecar.model import ConditionType, Finding, Gate, Placement, Result, Severity, Status
 from sidecar.nvml.reading import NvmlReading

@@ -8,10 +8,11 @@ that the GPU must not be trusted until it was reset or replaced, and what merely
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import Struct
 
 
 class XidClass(StrEnum):
@@ -42,8 +43,7 @@ class XidReason(StrEnum):
     UNLISTED = "unlisted"
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """One code: what happened, how far it reaches, and one action. ``reason`` is None where it is no condition."""
 
     meaning: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from sidecar.environment import EnvironmentFacts
 from sidecar.imports import ImportEvidence
@@ -19,8 +20,7 @@ class ImportState(StrEnum):
     NOT_ALLOWED = "not-allowed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaArguments:
+class MambaArguments(Struct, frozen=True, kw_only=True):
     """What a launch says of the mamba cache.
 
     ``source`` is server-info or flags, None where neither was seen. ``rounding`` says whether stochastic rounding is
@@ -32,8 +32,7 @@ class MambaArguments:
     ssm_dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlashinferFacts:
+class FlashinferFacts(Struct, frozen=True, kw_only=True):
     """All that `classify` judges.
 
     ``sglang`` is SGLang's version, by its metadata or by the running server. ``mamba`` is what the launch asks for.

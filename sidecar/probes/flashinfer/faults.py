@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sidecar import sglangtexts
 from sidecar.crashes import Crash
@@ -27,8 +29,7 @@ OTHER_CAUSE = "other-cause"
 _COMPANIONS = {"flashinfer-cubin": CUBIN_MISMATCH, "flashinfer-jit-cache": JIT_CACHE_MISMATCH}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raised:
+class Raised(Struct, frozen=True, kw_only=True):
     """What Python raises at a fault.
 
     ``text`` is how it stands at the end of a traceback, None where that is not known to the letter. ``translated``:
@@ -41,8 +42,7 @@ class Raised:
     later: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classification:
+class Classification(Struct, frozen=True, kw_only=True):
     """The one cause, or none.
 
     ``code`` None and ``importable`` True: fine, as far as ``verified`` says. ``importable`` None: unknown, for

@@ -7,9 +7,10 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
 
+from msgspec import Struct
+from msgspec.structs import replace
 from packaging.version import Version
 
 from sidecar.crashes import Crash
@@ -51,8 +52,7 @@ ONLY_TRUE = " SGLang takes true and 1 for on, in any case and without spaces, an
 UNTRANSLATED = "SGLang does not translate this exception: it stands in the log as it is."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
+class Remedy(Struct, frozen=True, kw_only=True):
     """What repairs a fault: a shell command that can be pasted as it stands, or for ``shell`` False a sentence.
 
     ``note`` is what else there is to say; behind a command it becomes a shell comment.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import re
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from sidecar import loaderrors, sglangtexts
 from sidecar.crashes import Crash, crash

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from sidecar import sglangtexts
 from sidecar.environment import EnvironmentFacts
@@ -37,8 +38,7 @@ _SKIP_VARIABLE: Final = "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"
 _ATTENTION_FLAGS: Final = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentSource:
+class EnvironmentSource(Struct, frozen=True, kw_only=True):
     """Where the package versions come from.
 
     ``scope``: server (its own files and environment), image (the same image, another container) or self.
@@ -53,8 +53,7 @@ class EnvironmentSource:
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequirementEntry:
+class RequirementEntry(Struct, frozen=True, kw_only=True):
     """One requirement that applies in the server's environment.
 
     ``required`` is the specifier, with extras; empty for any version. ``satisfied`` is null where it cannot be told.
@@ -104,8 +103,7 @@ def _checked(memory: dict[str, object], environment: EnvironmentFacts) -> tuple[
     return checked, unreadable
 
 
-@dataclass(frozen=True, slots=True)
-class _Evaluated:
+class _Evaluated(Struct, frozen=True):
     environment: EnvironmentFacts
     checked: tuple[Checked, ...]
     unreadable: int

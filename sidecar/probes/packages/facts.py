@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar.environment import EnvironmentFacts
 from sidecar.model import Scope
@@ -75,8 +76,7 @@ class Fit(StrEnum):
     """Its version, or the condition under which it is asked for, cannot be made sense of."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(Struct, frozen=True, kw_only=True):
     """One requirement that applies in this environment, and what is installed.
 
     ``package`` is the normalised name. ``required`` is what is asked for, extras and specifier, empty for any
@@ -105,8 +105,7 @@ class Checked:
         return self.package in TRACKED_PINS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackagesFacts:
+class PackagesFacts(Struct, frozen=True, kw_only=True):
     """The environment that was read, and its requirements. Nothing is imported for it.
 
     ``checked`` are the requirements of SGLang and of the other distributions whose lines were read,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar.environment import EnvironmentFacts
 from sidecar.model import Finding, Severity, Status
@@ -67,8 +68,7 @@ def library(name: str, version: str) -> tuple[str, int] | None:
     return bare, max(release.major, _FIRST_WITHOUT_MAJOR) if bare.startswith("cuda-") else _FIRST_WITHOUT_MAJOR
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
+class _Fault(Struct, frozen=True, kw_only=True):
     """One fault.
 
     ``names`` are the distributions at fault, ``action`` is the command that repairs it, ``note`` what else there is to

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar.environment import Damage, EnvironmentFacts
 from sidecar.model import Finding, Severity, Status
@@ -29,8 +30,7 @@ _FLASHINFER_CODES: Final = (
 _WATCHED: Final = frozenset({SGLANG, *MODULES, *TRACKED_PINS}) - {"nvidia-ml-py"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fault:
+class _Fault(Struct, frozen=True, kw_only=True):
     """One fault of the distributions ``about``.
 
     ``severity`` lowers the declared one, ``explained_by`` names what would say more of the same.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sidecar.environment import UNKNOWN_VERSION, EnvironmentFacts
 from sidecar.model import Finding, Gate, Severity, Status
@@ -152,8 +154,7 @@ def is_importable(environment: EnvironmentFacts, package: str) -> bool:
 # -- judgement --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Violation:
+class _Violation(Struct, frozen=True, kw_only=True):
     """One fault. ``checked_by_sglang``: SGLang compares it when it starts; ``says`` is its sentence then."""
 
     checked: Checked

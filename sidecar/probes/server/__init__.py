@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
 
 from sidecar import backends
 from sidecar.model import (
@@ -282,16 +283,14 @@ def samples(facts: ServerFacts) -> Iterable[Sample]:
             yield Sample(RESIDENT.name, (role.value,), sum(sizes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemSection:
+class ProblemSection(Struct, frozen=True, kw_only=True):
     """Why something is not known: a stable token and one sentence."""
 
     token: str
     sentence: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSection:
+class ProcessSection(Struct, frozen=True, kw_only=True):
     """One process of the server. ``resident`` is in bytes."""
 
     pid: int
@@ -300,8 +299,7 @@ class ProcessSection:
     zombie: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeniedSection:
+class DeniedSection(Struct, frozen=True, kw_only=True):
     """Something of the server's processes that may not be read: which, why as a token and a sentence, the way out."""
 
     what: str
@@ -310,8 +308,7 @@ class DeniedSection:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSection:
+class ServerSection(Struct, frozen=True, kw_only=True):
     """The server in the report. null: not known.
 
     ``answer`` is what the address does with a connection, whoever listens there; ``is_sglang`` whether that is an
@@ -359,7 +356,7 @@ class ServerSection:
     processes: tuple[ProcessSection, ...] | None = None
     schedulers_expected: int | None = None
     denied: tuple[DeniedSection, ...] = ()
-    mapped_elsewhere: tuple[str, ...] = field(default_factory=tuple)
+    mapped_elsewhere: tuple[str, ...] = ()
     is_sglang: bool | None = None
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sidecar.environment import Damage, EnvironmentFacts
 from sidecar.gpuset import expected_schedulers
@@ -27,8 +29,7 @@ _ENVIRONMENT_PATIENCE: Final = 2.0
 """Seconds to wait for the environment's reader: less than this probe's deadline, which HTTP facts must not miss."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
+class ServerFacts(Struct, frozen=True, kw_only=True):
     """One round's picture of the server.
 
     ``target`` is summarized. ``every_process`` is whether each server's process would have been found: none can be
@@ -76,8 +77,7 @@ class ServerState(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
+class _Memory(Struct, frozen=True):
     """What one round hands to the next.
 
     ``process`` is the server that it is about: pid and start. ``first`` is its environment as it was first seen.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from sidecar.environment import Damage
 from sidecar.model import Answer, ConditionType, Finding, Gate, Processes, Severity, Status

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sidecar.config import Settings
 from sidecar.cudalibs import build_runs, driver_runs, is_older, kernel_runs, minimum_driver, torch_build

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sidecar.config import Settings
 from sidecar.environment import Companion, EnvironmentFacts, FlashInferFiles, MambaFiles, Toolchain

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sidecar.environment import Damage, EnvironmentFacts, ModuleFiles
 from sidecar.model import (
