@@ -112,8 +112,9 @@ bench: $(VENV)-bench/.made $(VENV)-peers/.made ## the sidecar beside other expor
 	$(VENV)-bench/bin/python bench/table.py --peer-python $(VENV)-peers/bin/python $(ARGS)
 
 .PHONY: bench-growth
-bench-growth: $(VENV)-bench/.made ## how cost grows with GPUs, packages, processes, scrapers and rounds
+bench-growth: $(VENV)-bench/.made ## how cost grows with GPUs, packages, processes, scrapers and uptime (ROUNDS=100000)
 	$(VENV)-bench/bin/python bench/growth.py $(ARGS)
+	$(VENV)-bench/bin/python bench/uptime.py --rounds $(or $(ROUNDS),100000)
 
 .PHONY: bench-parts
 bench-parts: $(VENV)-bench/.made ## the cost of a hanging GPU and of reading packages (SERVER_PYTHON=...); load and a fleet

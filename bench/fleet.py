@@ -28,12 +28,12 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 from aiohttp import web
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

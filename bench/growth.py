@@ -1,6 +1,6 @@
-"""Measures how cost grows with work: GPUs, packages, processes on the machine, scrapers, and rounds since the start.
+"""Measures how cost grows with work: GPUs, packages, processes on the machine and scrapers; uptime.py has the rounds.
 
-    python bench/growth.py [--quick] [--json FILE]
+    python bench/growth.py [--json FILE]
 
 Every cost is CPU time (of this process, or of the child that does the work), the best of several, or memory. The last
 column is the exponent of the growth over all sizes: 0 is constant, 1 is linear, and what is constant beside what grows
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from scraping import storm_apart
 from sidecar.app import Agent
 from sidecar.config import Image, Settings
 from sidecar.exposition import Exposition
-from sidecar.model import Attempt, Outcome, Placement, Processes
+from sidecar.model import Placement, Processes
 from sidecar.target import TargetFinder, stand
 from tests.builders import FakeClock
 from tests.fakes.nvml import Scenario
@@ -162,53 +161,19 @@ def with_scrapers(one: subjects.Running, scrapers: int, seconds: float) -> dict[
     }
 
 
-# -- rounds -----------------------------------------------------------------------------------------
-
-
-async def with_rounds(folder: Path, most: int) -> Iterator[tuple[int, dict[tuple[str, str], float]]]:
-    """One store over so many rounds, of ten of which three fail; measured at powers of ten."""
-    scenario = Scenario(folder / "rounds", gpus=1)
-    environ = {"PATH": os.defpath} | scenario.environ(build_library(folder / "nvml"))
-    settings = Settings(server_url="http://127.0.0.1:9", processes=Processes.HIDDEN, image=Image.OWN)
-    measured = []
-    async with Agent.create(settings, environ=environ) as agent:
-        await agent.check()
-        good = await agent.scheduler.attempt(agent.catalog.by_name["driver"])
-        bad = Attempt(probe="driver", outcome=Outcome.TIMEOUT, started_at=good.started_at, duration=5.0, detail="hung")
-        window = 0.0
-        for number in range(1, most + 1):
-            attempt = bad if number % 10 < 3 else replace(good, started_at=good.started_at + 10 * number)
-            begun = time.process_time()
-            agent.store.publish(attempt)
-            window += time.process_time() - begun
-            if number % 1000 == 0:
-                per_round, window = window, 0.0  # of a thousand rounds: milliseconds per round
-                if str(number).strip("0") == "1":
-                    gc.collect()
-                    found = {
-                        ("round since the start", "judging one"): per_round,
-                        ("round since the start", "objects alive"): float(len(gc.get_objects())),
-                        ("round since the start", "resident memory, MiB"): psutil.Process().memory_info().rss / MIB,
-                    }
-                    measured.append((number, found))
-    return iter(measured)
-
-
 # -- all --------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     """Measure, print, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="ten thousand rounds instead of a hundred thousand")
-    parser.add_argument("--rounds", type=int, default=100_000, help="rounds since the start (default: 100000)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
     rows: dict[tuple[str, str], Row] = {}
 
     def note(size: int, found: dict[tuple[str, str], float]) -> None:
         for (work, cost), value in found.items():
-            unit = "" if "MiB" in cost or "objects" in cost else "ms"
+            unit = "" if "MiB" in cost else "ms"
             rows.setdefault((work, cost), Row(work, cost, unit)).values[size] = value
 
     with tempfile.TemporaryDirectory() as name:
@@ -224,8 +189,6 @@ def main() -> int:
             time.sleep(8)  # the first rounds are over
             for scrapers in (1, 10, 50, 200):
                 note(scrapers, with_scrapers(one, scrapers, 8.0))
-        for size, found in asyncio.run(with_rounds(folder, 10_000 if options.quick else options.rounds)):
-            note(size, found)
     shown = [
         [
             row.work,
