@@ -287,6 +287,82 @@ def test_children_that_are_ended_or_stopped(tmp_path: Path, machine: Machine, to
     assert longest < 2 * PROMPT
 
 
+class Starver:
+    """Leaves the children with a word in their command line a share of the processor, as a CPU quota does.
+
+    A quota is such a thing itself: its processes run for a part of each tenth of a second and wait for the rest
+    (Documentation/scheduler/sched-bwc.rst).
+    """
+
+    PERIOD = 0.1
+
+    def __init__(self, pid: int, word: str, share: float) -> None:
+        self._pid = pid
+        self._word = word
+        self._share = share
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.starved: set[int] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._over.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            found = set(filter(self._is_meant, _children_of(self._pid)))
+            self.starved |= found
+            self._send(found, signal.SIGSTOP)
+            self._over.wait(self.PERIOD * (1 - self._share) if found else 0.001)
+            self._send(found, signal.SIGCONT)
+            if found:
+                self._over.wait(self.PERIOD * self._share)
+
+    def _is_meant(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return self._word in Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+        return False
+
+    @staticmethod
+    def _send(pids: set[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+SHARES = (0.05, 0.02, 0.2)
+
+
+@pytest.mark.timeout(3600)
+def test_children_that_starve(tmp_path: Path, machine: Machine, told: Tell) -> None:
+    """With a twentieth of a processor all takes twenty times as long, and none of it is held against the server."""
+    starved: Counter[str] = Counter()
+    longest = 0.0
+    for number in range(trials()):
+        word, share = (WORKER, READER, PROBE)[number % 3], SHARES[number // 3 % 3]
+        temporary = tmp_path / f"tmp{number}"
+        temporary.mkdir()
+        env = machine.environ | {"TMPDIR": str(temporary)}
+        with serve(tmp_path / "log", *arguments(machine, None), env=env) as served:
+            # A driver call that does not return in time is all that can be seen of a worker that does not run.
+            allowed = frozenset({"driver-hung"}) if word == WORKER else frozenset()
+            with Starver(served.process.pid, word, share) as starver:
+                stays(served, 4.0, allowed)
+            starved[f"{word} with {share:.0%}"] += len(starver.starved)
+            wait(served, lambda: healthy(served))
+            longest = max(longest, ends(served))
+        assert list(temporary.iterdir()) == []
+    told("children starved", f"{number + 1} trials, longest end {longest:.2f} s")
+    for which, count in sorted(starved.items()):
+        told(f"  {which}", f"{count} children")
+    assert all(starved.values())
+    assert longest < 2 * PROMPT
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 def test_a_stopped_agent_goes_on(tmp_path: Path, machine: Machine, state: Path, told: Tell) -> None:
