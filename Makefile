@@ -83,6 +83,16 @@ chaos: $(VENV)/.made-test ## kill, stop and starve the agent and its children at
 fuzz: $(VENV)/.made-test ## made-up input for everything that is parsed (MINUTES=10); what failed is kept in .hypothesis
 	MINUTES=$(or $(MINUTES),10) $(BIN)/python -m pytest tests/fuzz $(ARGS)
 
+# Of its own: it comes for few releases of Python, and compiled.
+$(VENV)-guided/.made: pyproject.toml constraints.txt
+	@rm -rf $(VENV)-guided && $(PYTHON) -m venv $(VENV)-guided
+	$(VENV)-guided/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . atheris hypothesis pytest
+	@touch $@
+
+.PHONY: fuzz-guided
+fuzz-guided: $(VENV)-guided/.made ## the same with input that is guided by the code it reaches (atheris; MINUTES=10); kept in .fuzz
+	$(VENV)-guided/bin/python tests/fuzz/guided.py --minutes $(or $(MINUTES),10) $(ARGS)
+
 # Of its own: it wants other releases of what the tests use. About 300 MB.
 $(VENV)-checkov/.made:
 	@rm -rf $(VENV)-checkov && $(PYTHON) -m venv $(VENV)-checkov

@@ -87,6 +87,7 @@ def fuzzed(few: int = 40, **strategies: st.SearchStrategy[Any]) -> Callable[[Cal
                 runs += 1
             sys.stderr.write(f"\n{function.__name__}: about {runs * few * 10} examples\n")
 
+        test.guided = given(**strategies)(function).hypothesis.fuzz_one_input  # type: ignore[attr-defined]
         test.__name__ = function.__name__
         test.__doc__ = function.__doc__
         return pytest.mark.timeout(0 if MINUTES else 120)(test)
