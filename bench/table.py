@@ -25,11 +25,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import asdict
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -138,3 +141,30 @@ def test_a_target_is_judged_by_ratios_within_rounds(monkeypatch: pytest.MonkeyPa
     assert table.judged(results, table.Target(figure="x", bound=1)).median == 2.0
     assert table.judged(results, table.Target(figure="x", bound=1, to="absent")) is None
     assert table.judged(results, table.Target(figure="y", bound=1)) is None
+
+
+class _Exporter(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        """Answer as an exporter that has nothing to say."""
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_arguments: object) -> None:
+        """Nothing to tell."""
+
+
+def test_scrapers_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they met comes back: a time for each scrape that was answered, and the number of the others."""
+    scraping = imported("scraping", monkeypatch)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Exporter) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        met = scraping.storm_apart(server.server_port, 2, 1.5)
+        server.shutdown()
+    assert met.failed == 0
+    assert len(met.times) >= 2
+    assert all(0 < seconds < 1.5 for seconds in met.times)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        met = scraping.storm_apart(nobody.getsockname()[1], 2, 1.5)
+    assert met.times == []
+    assert met.failed >= 2
