@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sidecar.config import Settings
 from sidecar.cudalibs import Capability, capability
-from sidecar.launch.facts import INCOMPLETE
+from sidecar.launch.args import INCOMPLETE
 from sidecar.model import Placement, Scope, Standing, Target
 from sidecar.nvml.reading import NvmlReading
 from sidecar.serverinfo import ServerInfo

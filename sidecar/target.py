@@ -14,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -22,17 +22,15 @@ from msgspec import Struct
 from sidecar import procfs
 from sidecar.childenv import may_matter
 from sidecar.config import Image, Settings
-from sidecar.launch.facts import INCOMPLETE, LaunchValue
+from sidecar.launch.args import INCOMPLETE, LaunchArguments, LaunchValue, ReadConfig, parse_launch
+from sidecar.launch.file import LaunchFiles
 from sidecar.launch.forms import LaunchForm, is_python, is_shell, server_form
+from sidecar.launch.shell import Outside
 from sidecar.model import Clock, Placement, Processes, Scope, Standing, Target
 from sidecar.offload import in_daemon_thread
 from sidecar.procfs import Denial
 from sidecar.pythonflags import PythonOptions, leading_script, leads_with_cwd, python_options, without_ignored
 from sidecar.sockets import is_local, listeners_of
-
-if TYPE_CHECKING:
-    from sidecar.launch.args import LaunchArguments, ReadConfig
-    from sidecar.launch.file import LaunchFiles
 
 PREFLIGHT: Final = "command-line"
 """`Target.launch_source` when a launch is judged that has not happened yet."""
@@ -372,7 +370,7 @@ class TargetFinder:
         self._found_at = 0.0
         self._search: asyncio.Task[Target] | None = None
         self._started: tuple[int, int, float] | None = None
-        self._launch_files: LaunchFiles | None = None
+        self._launch_files = LaunchFiles()
 
     async def find(self) -> Target:
         """The server as it is now. Never raises for a server that is absent or may not be read.
@@ -410,9 +408,6 @@ class TargetFinder:
     # -- a launch that has not happened yet
 
     def _preflight(self) -> Target:
-        from sidecar.launch.args import parse_launch  # as in _running
-        from sidecar.launch.shell import Outside
-
         own = _own_folder()
         root = self._settings.server_root
         outside = Outside(
@@ -609,8 +604,6 @@ class TargetFinder:
 
     def _ports(self, process: _Process) -> set[int]:
         """The ports that a process may serve on: the one that its flags settle, else those it listens on."""
-        from sidecar.launch.args import parse_launch  # as in _running
-
         port = _endpoint(process.form, parse_launch(process.argv).flags)[1]
         return {port} if port is not None else {listener.port for listener in listeners_of(self.proc, process.pid)}
 
@@ -632,9 +625,6 @@ class TargetFinder:
         return _url(flags, host or _DEFAULT_HOST, port or _DEFAULT_PORT), "command-line-incomplete"
 
     def _running(self, process: _Process, candidates: tuple[int, ...], why: str) -> Target:
-        # Only where a process is seen: reading launches is a megabyte of code, and most sidecars see no process.
-        from sidecar.launch.args import parse_launch
-
         folder = self.proc / str(process.pid)
         environ, environ_missing = procfs.environment(self.proc, process.pid)
         same_files, root, root_why = self._root_of(folder, process.pid)
@@ -694,12 +684,7 @@ class TargetFinder:
         """What reads the file of a ``--config`` flag, for the user who gave it; None below a root that is set."""
         if self._settings.server_root is not None:
             return None
-        if self._launch_files is None:
-            from sidecar.launch.file import LaunchFiles  # as in _running
-
-            self._launch_files = LaunchFiles()
-        files = self._launch_files
-        return lambda path: files.read(path, folder, uid)
+        return lambda path: self._launch_files.read(path, folder, uid)
 
     def _create_time(self, process: _Process) -> float | None:
         """When a process started; the same number for one process, since it tells processes apart.

@@ -17,13 +17,18 @@ from typing import Final
 
 from msgspec import field
 
-from sidecar.launch.facts import FA_IMPL_VER, INCOMPLETE, LaunchValue
 from sidecar.launch.forms import LaunchForm, locate
 from sidecar.launch.shell import FAR, Inside, Outside, follow
 from sidecar.launch.state import Loss
 from sidecar.launch.words import OPEN, SPLITS
 from sidecar.model import LaunchNotes, LaunchProblem
 from sidecar.record import Discreet
+
+LaunchValue = str | int | bool
+"""The value of a launch flag."""
+
+INCOMPLETE: Final = "incomplete"
+"""The key of `LaunchArguments.flags` that says that there may be more flags than were read."""
 
 UNUSABLE: Final = "\0"
 """A word that no flag keeps, in place of a value that is there and is not repeated.
@@ -161,6 +166,8 @@ _FLAGS: Final[Mapping[str, tuple[str, _Kind]]] = MappingProxyType(
 )
 _PLUGIN_VERSION: Final = re.compile(r"--fa[-_]?impl[-_]?ver(?:sion)?")
 """A FlashAttention version as a plugin may take it as a flag; SGLang itself has none."""
+FA_IMPL_VER: Final = "fa_impl_ver"
+"""The field of that version: a number where it is one, else text."""
 _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         field: tuple(flag for flag, (other, _) in _FLAGS.items() if other == field)

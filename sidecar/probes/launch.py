@@ -14,7 +14,7 @@ from msgspec import Struct
 from sidecar import starting
 from sidecar.environment import EnvironmentFacts, InterpreterUnusable
 from sidecar.launch import rules as launchrules
-from sidecar.launch.facts import FA_IMPL_VER, INCOMPLETE
+from sidecar.launch.args import FA_IMPL_VER, INCOMPLETE
 from sidecar.launch.forms import LaunchForm
 from sidecar.launch.rules import Fit
 from sidecar.model import (

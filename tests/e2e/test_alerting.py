@@ -13,13 +13,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from msgspec.structs import replace
 
 from sidecar.catalog import build, discover
 from tests.fakes import agent
