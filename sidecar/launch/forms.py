@@ -17,6 +17,7 @@ _COMMAND_MODULES: Final = frozenset({"sglang.cli.main", "sglang"})
 _PYTHON: Final = re.compile(r"^(?:python|pypy)[0-9.]*t?$")
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _PYTHON_OPTIONS_WITH_VALUE: Final = frozenset({"-X", "-W", "--check-hash-based-pycs"})
+_SHOWN: Final = re.compile(r"[A-Za-z0-9_.+-]{1,40}")
 
 
 class LaunchForm(StrEnum):
@@ -55,6 +56,12 @@ def server_form(argv: Sequence[str]) -> LaunchForm | None:
 def basename(path: str) -> str:
     """The file name of a program."""
     return path.rsplit("/", 1)[-1]
+
+
+def named(program: str) -> str:
+    """A program for a sentence: its name where that looks like one, and can be nothing else."""
+    name = basename(program)
+    return name if _SHOWN.fullmatch(name) else "another program"
 
 
 def shell_script(words: Sequence[str], start: int) -> str | None:

@@ -5,6 +5,7 @@ A value is known to the letter, or it is `UNSEEN`.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
@@ -22,6 +23,13 @@ _VALUE_LIMIT: Final = 32768
 def names(text: str) -> frozenset[str]:
     """The words of a text."""
     return frozenset(text.split())
+
+
+def joined(folder: str | None, path: str) -> str | None:
+    """A path as it is from a folder; None where that is not known."""
+    if path.startswith("/"):
+        return posixpath.normpath(path)
+    return None if folder is None or not path else posixpath.normpath(posixpath.join(folder, path))
 
 
 class _Unseen(Enum):
