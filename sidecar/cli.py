@@ -137,11 +137,20 @@ def _parser(settings: Sequence[Setting]) -> argparse.ArgumentParser:
     return parser
 
 
-def _unrecognized(words: Sequence[str]) -> str:
+def _unrecognized(words: Sequence[str], command: str, known: Sequence[str]) -> str:
     """What is said of words that no option takes: the names of flags alone, for the others may be their values."""
+    from difflib import get_close_matches  # rarely needed
+
     flags = [flag for flag in dict.fromkeys(word.partition("=")[0] for word in words) if _FLAG.fullmatch(flag)]
-    named = ", ".join(flags) or "not repeated here"
-    return f"unrecognized arguments: {named}; flags of a launch belong behind --, as in: check -- --tp 2"
+    if not flags:
+        return f"{command} takes no such words (they are not repeated here); `sglang-sidecar {command} --help` tells"
+    meant = dict.fromkeys(match for flag in flags for match in get_close_matches(flag, known, n=1))
+    hints = [f"did you mean {', '.join(meant)}?"] if meant else []
+    if command == "check":
+        hints.append("flags of a launch belong behind --, as in: check -- --tp 2")
+    elif not meant:
+        hints.append(f"`sglang-sidecar {command} --help` lists what there is")
+    return f"unrecognized arguments: {', '.join(flags)}; {'; '.join(hints)}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,7 +176,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = _parser(known.settings)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        parser.error(_unrecognized(unknown))
+        parser.error(_unrecognized(unknown, options.command, [setting.flag for setting in known.settings]))
     if launch and options.command != "check":
         _say(f"sglang-sidecar: {options.command} takes nothing after --; launch flags belong to check\n")
         return EX_USAGE

@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from sidecar import tomlfile
 from sidecar.exposure import writable_by_all
 from sidecar.model import Gate, Option, Placement, Processes, Severity
+from sidecar.patterns import PROMPT, is_prompt
 
 
 class ImportPolicy(StrEnum):
@@ -378,6 +379,11 @@ def _pattern(value: object, _known: Known) -> str:
         re.compile(text)
     except re.error as error:
         raise _reject(text, f"must be a Python regular expression: {error}") from None
+    if not is_prompt(text):
+        raise _reject(
+            text,
+            f"may take minutes where somebody chooses a command line for it: {PROMPT}",
+        )
     return text
 
 
@@ -591,7 +597,8 @@ SETTINGS: tuple[Setting, ...] = (
         key="server_pattern",
         parse=_pattern,
         default="found",
-        doc="Regular expression for the first 1024 characters of the server's command line, where there are several",
+        doc="Regular expression for the first 1024 characters of the server's command line, where there are several; "
+        "with at most two of * and +",
         metavar="REGEX",
     ),
     Setting(

@@ -90,16 +90,18 @@ def bind(listens: Sequence[Listen], *, create: _Create = socket.socket) -> list[
     """
     with contextlib.ExitStack() as undo:
         sockets: list[socket.socket] = []
+        taken: list[Listen] = []
         for listen in listens:
-            for opened in _open(listen, create):
+            for opened in _open(listen, create, taken):
                 undo.callback(opened.close)
                 sockets.append(opened)
+            taken.append(listen)
         undo.pop_all()
     return sockets
 
 
-def _open(listen: Listen, create: _Create) -> list[socket.socket]:
-    """Give the sockets of one address: one per IP address that its host stands for."""
+def _open(listen: Listen, create: _Create, taken: Sequence[Listen]) -> list[socket.socket]:
+    """Give the sockets of one address: one per IP address that its host stands for. ``taken`` are open already."""
     opened: list[socket.socket] = []
     failure: OSError | None = None
     for family, address, dual in _addresses(listen):
@@ -111,12 +113,12 @@ def _open(listen: Listen, create: _Create) -> list[socket.socket]:
             if error.errno not in _FAMILY_IS_OFF:
                 for one in opened:
                     one.close()
-                raise _refusal(listen, error) from error
+                raise _refusal(listen, error, taken) from error
         else:
             if dual:
                 break
     if not opened and failure is not None:
-        raise _refusal(listen, failure) from failure
+        raise _refusal(listen, failure, taken) from failure
     return opened
 
 
@@ -155,8 +157,11 @@ def _listener(create: _Create, family: socket.AddressFamily, address: Any, *, du
     return opened
 
 
-def _refusal(listen: Listen, error: OSError) -> ListenError:
-    """Give the sentence for an address that the system refuses."""
+def _refusal(listen: Listen, error: OSError, taken: Sequence[Listen]) -> ListenError:
+    """Give the sentence for an address that the system refuses. ``taken`` are those that were opened before it."""
+    own = next((_shown(one) for one in taken if one.port == listen.port), None)
+    if error.errno == errno.EADDRINUSE and own is not None:
+        return ListenError(f"cannot listen on {_shown(listen)}: {own} takes it already; leave one of them out")
     remedies = {
         errno.EADDRINUSE: "another process listens there; stop it or set `listen` to a free port",
         errno.EADDRNOTAVAIL: "no interface of this machine has that address; set `listen` to :PORT for every interface",

@@ -42,6 +42,26 @@ def test_flags_of_a_launch_are_told_where_to_stand(capsys: pytest.CaptureFixture
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["serve", "--tls-cert", "x"], "--tls-cert; did you mean --tls-cert-file?"),
+        (["serve", "--listn", "x"], "--listn; did you mean --listen?"),
+        (["serve", "--no-such-thing-at-all"], "`sglang-sidecar serve --help` lists what there is"),
+        (["check", "--listn", "x"], "did you mean --listen?; flags of a launch belong behind --"),
+        (["serve", "extra"], "serve takes no such words (they are not repeated here); `sglang-sidecar serve --help`"),
+    ],
+)
+def test_a_misspelt_flag(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The flag that was probably meant is named, and a launch only where one may be given."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr().err
+    assert ended.value.code == EX_USAGE
+    assert hint in said
+    assert ("flags of a launch" in said) == (words[0] == "check")
+
+
 def test_an_empty_launch_is_no_launch(capsys: pytest.CaptureFixture[str]) -> None:
     """A script whose variable is unset must not get a verdict about whatever server runs here."""
     assert main(["check", "--"]) == EX_USAGE

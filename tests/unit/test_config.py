@@ -372,6 +372,11 @@ def test_a_bad_pattern_says_where() -> None:
     assert "missing ), unterminated subpattern at position 0" in sentence(server_pattern="(")
 
 
+def test_a_pattern_that_never_ends_is_refused() -> None:
+    """Whoever starts a process chooses its command line, and nothing interrupts a search."""
+    assert "use at most two of *, + and {m,n}" in sentence(server_pattern="(a+)+$")
+
+
 def test_requirements_are_checked_against_what_can_be_required() -> None:
     """Unknown requirements are errors with the closest known one and all that is allowed."""
     assert read(require=["cuda,gpu-lost", "cuda"]).settings.require == ("cuda", "gpu-lost")
