@@ -321,9 +321,8 @@ def log_transitions(before: Snapshot, after: Snapshot) -> None:
         if result.outcome is not previous and not (
             previous is Outcome.PENDING and result.outcome in (Outcome.OK, Outcome.SKIPPED)
         ):
-            _log.info(
-                "probe outcome", probe=name, before=previous.value, now=result.outcome.value, detail=result.detail
-            )
+            tell = _log.info if result.outcome in (Outcome.OK, Outcome.SKIPPED) else _log.warning
+            tell("probe outcome", probe=name, before=previous.value, now=result.outcome.value, detail=result.detail)
     if (before.verdict.pending, before.verdict.ready) != (after.verdict.pending, after.verdict.ready):
         _log.info("readiness", ready=after.verdict.ready, blockers=list(after.verdict.blockers))
 

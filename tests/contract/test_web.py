@@ -319,6 +319,16 @@ def test_address_in_use_is_one_sentence_with_a_remedy() -> None:
         _close(sockets)
 
 
+def test_the_same_port_twice_is_told_as_that() -> None:
+    """An address that another one of the same agent takes in is no other process's."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with pytest.raises(ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: :{port} takes it already"):
+        bind([Listen(host=None, port=port), Listen(host="127.0.0.1", port=port)])
+    _close(bind([Listen(host="127.0.0.1", port=port)]))
+
+
 @pytest.mark.parametrize(
     ("host", "sentence"),
     [("192.0.2.1", "no interface of this machine has that address"), ("no.such.host.invalid", "not known here")],
