@@ -252,13 +252,15 @@ FAULTS = {
 
 def measure_checks(folder: Path, environ: Mapping[str, str], plan: Plan) -> list[dict[str, Any]]:
     """How long `check` takes to name the cause for which recorded launches of SGLang died."""
+    if not plan.checks:
+        return []
     driver_library(folder, "driver")
     environ = dict(environ)
     environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(folder / "driver"), environ.get("LD_LIBRARY_PATH")]))
     rows = []
     for launch in json.loads(FAILURES.read_text())["launches"]:
         fault = FAULTS.get(launch["cause"])
-        if fault is None or not plan.checks:
+        if fault is None:
             continue
         site = install(folder / launch["cause"], "0.5.16", fault.changes)
         if fault.without is not None:
@@ -457,7 +459,7 @@ def main() -> int:
         numbers = numbers[:1]
     written: dict[str, Any] = {"machine": machine(), "load": [os.getloadavg()[0]], "runs": {}}
     good = True
-    parts = [f"Measured on {machine()}. Median (quartiles)."]
+    print(f"Measured on {machine()}. Median (quartiles).")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)  # whoever the agent lowers its children to may read there
         for place, gpus in enumerate(numbers):
@@ -465,7 +467,7 @@ def main() -> int:
             say(title)
             plan = QUICK if options.quick else BRIEF if place else FULL
             results, checks, skipped = measure(gpus, plan, options.peer_python, Path(folder))
-            parts += [f"\n## {title}\n", figures_table(results), *(f"\nskipped: {one}" for one in skipped)]
+            parts = [f"\n## {title}\n", figures_table(results), *(f"\nskipped: {one}" for one in skipped)]
             if place == 0:
                 judgement, good = targets_table(results)
                 parts += ["", judgement]
@@ -478,9 +480,10 @@ def main() -> int:
                 "skipped": skipped,
             }
             written["load"].append(os.getloadavg()[0])
-    print("\n".join(parts))
-    if options.json is not None:
-        options.json.write_text(json.dumps(written, indent=1) + "\n")
+            # At once: what comes after it takes minutes, and may fail.
+            print("\n".join(parts), flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps(written, indent=1) + "\n")
     return 1 if options.limits and not good else 0
 
 
