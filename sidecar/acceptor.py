@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -38,21 +39,29 @@ _SHUTDOWN_SECONDS: Final = 1.0
 class Arrival:
     """A connection that was accepted and has not said yet what it wants, or is in the midst of its TLS handshake."""
 
-    __slots__ = ("asking_since", "setup", "socket")
+    __slots__ = ("asking_since", "handed_over", "setup", "socket")
 
     def __init__(self, accepted: socket.socket, since: float) -> None:
         self.socket = accepted
         self.asking_since: float | None = since
         self.setup: asyncio.Task[Any] | None = None
+        self.handed_over = False
+        """Whether the loop's transport has the socket, and closes it."""
 
     def cut(self) -> None:
         """End it."""
         if self.setup is not None:
-            # The loop's transport has the socket by now, and closes it when it is cancelled.
             self.setup.cancel()
         elif self.socket.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self.socket)
             self.socket.close()
+
+
+def _is_waited_for(listener: socket.socket) -> bool:
+    """Whether a connection waits to be accepted."""
+    waiting = select.poll()
+    waiting.register(listener, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 class Acceptor:
@@ -103,6 +112,8 @@ class Acceptor:
                 return
             except OSError as error:
                 if exhausted(error):
+                    if not _is_waited_for(listener):
+                        return  # Linux takes a descriptor before it looks whether anybody is there
                     # It stays in the kernel's queue, of which the loop would be told without end.
                     self._loop.remove_reader(listener)
                     pause = _SHED_SECONDS if self._connections.shed() else _RETRY_SECONDS
@@ -151,15 +162,22 @@ class Acceptor:
                 "ssl_shutdown_timeout": _SHUTDOWN_SECONDS,
             }
         )
+
+        def protocol() -> Connection:
+            connection = Connection(self._connections, self._server, arrival=arrival)
+            arrival.handed_over = True
+            return connection
+
         arrival.setup = self._loop.create_task(
-            self._loop.connect_accepted_socket(
-                lambda: Connection(self._connections, self._server, arrival=arrival), accepted, ssl=context, **more
-            )
+            self._loop.connect_accepted_socket(protocol, accepted, ssl=context, **more)
         )
         arrival.setup.add_done_callback(lambda task: self._served(arrival, task))
 
     def _served(self, arrival: Arrival, task: asyncio.Task[Any]) -> None:
         self._leave(arrival)
+        if not arrival.handed_over:
+            # Cancelled before its first step.
+            arrival.socket.close()
         if not task.cancelled():
             task.exception()  # looked at, so that nobody is told of a client that left in between
 

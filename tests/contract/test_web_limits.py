@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sidecar.acceptor import Arrival
 from sidecar.config import Listen
 from sidecar.connections import Limits, Turns
 from sidecar.exposition import Exposition
@@ -37,6 +38,7 @@ class Door:
     """A port that is served, and the connections that a test opened to it."""
 
     port: int
+    web: Web
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
 
@@ -44,8 +46,8 @@ class Door:
 async def serving(limits):
     """Serve with limits until the block ends."""
     sockets = bind([Listen(host="127.0.0.1", port=0)])
-    door = Door(sockets[0].getsockname()[1])
     web = Web(Store(snapshot()), Exposition(catalog()), catalog(), state=ProcessState(), limits=limits)
+    door = Door(sockets[0].getsockname()[1], web)
     await web.start(sockets)
     try:
         yield door
@@ -309,15 +311,37 @@ sys.exit(not one.recv(4096).startswith(b"HTTP/1.1 200"))
 """
 
 
+async def test_the_last_descriptor_serves_whoever_got_it() -> None:
+    """Nobody has to leave for a connection that is not there: accept(2) fails for want of a descriptor all the same."""
+    async with serving(Limits(connections=4096)) as door:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as client:
+            client.setblocking(False)
+            # The next one that is opened gets the least free number, and is the last.
+            last = os.open(os.devnull, os.O_RDONLY)
+            os.close(last)
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, hard))
+                await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", door.port))
+                await asyncio.get_running_loop().sock_sendall(client, LAST)
+                async with asyncio.timeout(10):
+                    answer = await asyncio.get_running_loop().sock_recv(client, 4096)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
 async def test_no_descriptor_left_is_not_the_end() -> None:
     """A connection for which the system has no room is accepted when there is some again."""
     async with serving(Limits(connections=4096)) as door:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         client = socket.socket()
         client.setblocking(False)
-        taken = len(os.listdir("/proc/self/fd"))
+        free = os.open(os.devnull, os.O_RDONLY)
+        os.close(free)
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (taken - 1, hard))
+            # No number below the least free one is left.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
             await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", door.port))
             await asyncio.get_running_loop().sock_sendall(client, LAST)
             await asyncio.sleep(0.3)
@@ -370,6 +394,21 @@ async def test_probes_do_not_wait_for_scrapes() -> None:
         ready.set()
         await asyncio.gather(*tasks)
         assert order.index("probe") < 50
+
+
+async def test_a_connection_that_ends_before_its_setup_began_is_closed() -> None:
+    """Its socket has no transport yet that would close it."""
+    async with serving(Limits()) as door:
+        acceptor = door.web._acceptor
+        theirs, ours = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            arrival = Arrival(ours, 0.0)
+            acceptor._serve(arrival)
+            arrival.cut()
+            await asyncio.wait({arrival.setup})
+            await asyncio.sleep(0)
+            assert ours.fileno() == -1
 
 
 # -- what is refused --------------------------------------------------------------------------------
