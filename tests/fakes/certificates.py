@@ -6,6 +6,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+DAYS = 2
+"""How long a certificate is good."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -23,7 +26,7 @@ class Authority(Pair):
         super().__init__(folder / f"{name}.crt", folder / f"{name}.key")
         _openssl("req -x509", f"-subj /CN={name}", self)
 
-    def sign(self, name: str) -> Pair:
+    def sign(self, name: str, days: int = DAYS) -> Pair:
         """Make a certificate for a server or a client of this name."""
         folder = self.certificate.parent
         pair = Pair(folder / f"{name}.crt", folder / f"{name}.key")
@@ -31,14 +34,15 @@ class Authority(Pair):
             f"req -x509 -CA {self.certificate} -CAkey {self.key}",
             f"-subj /CN={name} -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE",
             pair,
+            days,
         )
         return pair
 
 
-def _openssl(command: str, more: str, pair: Pair) -> None:
+def _openssl(command: str, more: str, pair: Pair, days: int = DAYS) -> None:
     subprocess.run(
         ["openssl", *command.split(), "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", "2", *more.split(), "-out", str(pair.certificate), "-keyout", str(pair.key)],
+         "-days", str(days), *more.split(), "-out", str(pair.certificate), "-keyout", str(pair.key)],
         check=True, capture_output=True,
     )  # fmt: skip
 
