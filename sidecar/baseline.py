@@ -6,8 +6,6 @@ A TOML file with one table ``[environment]``: item = exact value, PEP 440 specif
 from __future__ import annotations
 
 import json
-import os
-import stat
 import time
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from sidecar import tomlfile
 from sidecar.drift import ABSENT, compare, expectation, written
 from sidecar.exhaustion import exhausted
 from sidecar.model import Baseline, BaselineProblem, Expectation, Observed
+from sidecar.regular import IrregularError, read_regular
 
 TABLE: Final = "environment"
 _LIMIT: Final = 256 * 1024
@@ -56,11 +55,9 @@ def read(path: Path) -> bytes:
     Raises ValueError with the rest of a sentence that starts with the path, OSError like `load`.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError("is no regular file")
-            content = file.read(_LIMIT + 1)
+        content = read_regular(path, _LIMIT + 1)
+    except IrregularError as error:
+        raise ValueError(str(error)) from None
     except OSError as error:
         if exhausted(error):
             raise

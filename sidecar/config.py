@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 
 from sidecar import tomlfile
-from sidecar.exposure import writable_by_all
+from sidecar.exposure import objection, writable_by_all
 from sidecar.model import Gate, Option, Placement, Processes, Severity
 from sidecar.patterns import PROMPT, is_prompt
+from sidecar.regular import IrregularError, read_regular
 
 
 class ImportPolicy(StrEnum):
@@ -105,6 +106,9 @@ _FILE_SOURCE = "file "
 
 _FILE_LIMIT = 1024 * 1024
 """Bytes of the longest accepted file: a complete one has about 2 kB, so what is larger is another file."""
+
+_SUFFIXES = (".crt", ".key", ".pem", ".token", ".txt")
+"""How names of files end, and no key or token does."""
 
 _SHOWN = 80
 """Characters of a rejected value that an error repeats: enough to recognise it."""
@@ -283,7 +287,7 @@ def _file(*, secret: bool) -> _Parser:
     """Accept a regular file that can be read. With ``secret``, what may be the secret itself is not repeated."""
 
     def parse(value: object, _known: Known) -> str:
-        withheld = secret and not (isinstance(value, str) and value.startswith(("/", "./", "../")))
+        withheld = secret and not (isinstance(value, str) and _is_path(value))
         try:
             text = _string(value)
             problem = _file_problem(text)
@@ -295,6 +299,16 @@ def _file(*, secret: bool) -> _Parser:
         raise _Fault(("", "the value (not shown)" if withheld else _show(value), problem))
 
     return parse
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is a path and not, by mistake, the secret that should be in the file; those may have slashes."""
+    if text.startswith(("/", "./", "../", "~/")) or Path(text).suffix in _SUFFIXES:
+        return True
+    try:
+        return os.path.lexists(text) or ("/" in text and Path(text).parent.is_dir())
+    except (OSError, ValueError):
+        return False
 
 
 def _file_problem(path: str) -> str | None:
@@ -897,9 +911,7 @@ def _check_together(layers: _Layers) -> None:
 
 def _exposed(path: Path) -> str | None:
     place = writable_by_all(path)
-    if place is None:
-        return None
-    return f"config: {place} may be written by every user; remove that right (chmod o-w)"
+    return None if place is None else f"config: {objection(place)}"
 
 
 def _load_file(path: Path, layers: _Layers) -> None:
@@ -922,20 +934,11 @@ def _load_file(path: Path, layers: _Layers) -> None:
         layers.problem(key, source, "", f"{key}: unknown key in {source}{hint}")
 
 
-def _refuse_pipes(path: Path) -> None:
-    """Raise ValueError for what is neither file nor folder: opening a pipe would wait for whoever writes into it."""
-    mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ValueError("is no regular file")
-
-
 def _read_toml(path: Path) -> Mapping[str, Any]:
     """Read the file's table. Raises ValueError with the rest of a sentence that starts with the path."""
     try:
-        _refuse_pipes(path)
-        with path.open("rb") as stream:
-            data = stream.read(_FILE_LIMIT + 1)
-    except (OSError, ValueError) as error:
+        data = read_regular(path, _FILE_LIMIT + 1)
+    except (OSError, ValueError, IrregularError) as error:
         why = _system(error) if isinstance(error, OSError) else str(error)
         raise ValueError(f"cannot be read: {why}") from None
     if len(data) > _FILE_LIMIT:

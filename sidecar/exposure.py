@@ -21,6 +21,11 @@ def writable_by_all(path: Path) -> Path | None:
     return next((place for place in dict.fromkeys(places) if anybody_may_write(place)), None)
 
 
+def objection(place: Path) -> str:
+    """The sentence, without its stop, for what `writable_by_all` found."""
+    return f"{place} may be written by every user; remove that right (chmod o-w)"
+
+
 def anybody_may_write(place: Path) -> bool:
     """Whether permissions let every user change a file, or put another one in its place in a folder. Blocks."""
     try:

@@ -28,6 +28,7 @@ from sidecar.config import Settings
 from sidecar.exhaustion import exhausted
 from sidecar.model import Answer, Clock, Target
 from sidecar.offload import in_daemon_thread
+from sidecar.regular import IrregularError, read_regular
 from sidecar.sockets import is_local, listeners
 from sidecar.target import PREFLIGHT
 
@@ -602,7 +603,7 @@ class ServerClient:
         """The key, where it may be sent to this server. The file is not even read where it may not."""
         if self._settings.server_key_file is None or not await self._may_have_key(target):
             return None
-        return self._read_key()
+        return await in_daemon_thread(self._read_key)
 
     async def _may_have_key(self, target: Target) -> bool:
         """Whether it is proven that a server is the one that the configured key is for.
@@ -631,15 +632,14 @@ class ServerClient:
     def _read_key(self) -> str | None:
         """The bearer key, read anew each time: a mounted secret is replaced in place. None when there is none.
 
-        Raises OSError where the agent itself lacks what it needs to look.
+        Blocks. Raises OSError where the agent itself lacks what it needs to look.
         """
         path = self._settings.server_key_file
         if path is None:
             return None
         try:
-            with Path(path).open("rb") as file:
-                key = file.read(_KEY_LIMIT).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
+            key = read_regular(path, _KEY_LIMIT).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError, IrregularError) as error:
             if exhausted(error):
                 raise
             return None
@@ -655,7 +655,7 @@ class ServerClient:
                 f"{shown} wants a key, and the one in {path} is kept back: that address was found, not configured, and"
                 " nothing proves who answers there.",
             )
-        if self._read_key() is None:
+        if await in_daemon_thread(self._read_key) is None:
             return Problem("key-unreadable", f"{shown} wants a key and none can be read from {path}.")
         return Problem("key-refused", f"{shown} refuses the key in {path}.")
 

@@ -21,8 +21,9 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from sidecar.exhaustion import exhausted
-from sidecar.exposure import anybody_may_write
+from sidecar.exposure import anybody_may_write, objection
 from sidecar.model import Change, ChangeKind, Known, Observed
+from sidecar.regular import IrregularError, open_regular
 
 FORMAT: Final = 1
 """Number of the file's format; a file of a newer one is set aside like one that does not read."""
@@ -136,18 +137,18 @@ class StateFile:
         if exposed is not None and self._on_host:
             return State(), exposed
         try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = open_regular(self.path, os.O_NOFOLLOW)
         except FileNotFoundError:
             return State(), exposed
+        except IrregularError as error:
+            return self._set_aside(now, f"it {error}")
         except OSError as error:
             if exhausted(error):
                 raise
             return self._set_aside(now, f"it cannot be opened: {_words(error)}")
         try:
-            with os.fdopen(descriptor, "rb") as file:
+            with file:
                 status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    return self._set_aside(now, "it is no regular file")
                 content = file.read(_LIMIT + 1)
         except OSError as error:
             if exhausted(error):
@@ -238,7 +239,7 @@ def _exposed(path: Path, status: os.stat_result) -> StateProblem | None:
 
 
 def _open_to_others(path: Path) -> StateProblem:
-    return StateProblem("open-to-others", f"{path} may be written by every user; remove that right (chmod o-w).")
+    return StateProblem("open-to-others", f"{objection(path)}.")
 
 
 def _words(error: OSError) -> str:

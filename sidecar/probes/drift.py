@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from sidecar import baseline as files
 from sidecar.drift import ITEMS, MIG, written
-from sidecar.exposure import writable_by_all
+from sidecar.exposure import objection, writable_by_all
 from sidecar.model import (
     Baseline,
     BaselineProblem,
@@ -68,8 +68,7 @@ def _load(path: Path, *, on_host: bool) -> Baseline:
     open_to_all = writable_by_all(path)
     if open_to_all is None:
         return loaded
-    sentence = f"{open_to_all} may be written by every user; remove that right (chmod o-w)."
-    problem = BaselineProblem("open-to-others", sentence)
+    problem = BaselineProblem("open-to-others", f"{objection(open_to_all)}.")
     if on_host:
         return Baseline(problems=(problem,))
     return Baseline(items=loaded.items, problems=(*loaded.problems, problem))

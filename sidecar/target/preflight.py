@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from sidecar.launch.forms import LaunchForm, is_python
 from sidecar.launch.shell import Outside
 from sidecar.model import Scope, Target
 from sidecar.pythonflags import PythonOptions, leading_script, leads_with_cwd, python_options, without_ignored
+from sidecar.regular import IrregularError, read_regular
 from sidecar.target.address import url_source
 from sidecar.target.configuration import ConfigFiles
 from sidecar.target.facts import PREFLIGHT, SET_BY_LAUNCH
@@ -144,14 +144,7 @@ def _may_be_entered(path: str) -> bool:
 def _script_text(path: str) -> str | None:
     """The text of a file that a shell of a launch reads commands from; only of a regular one of modest size."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except (OSError, ValueError):
-        return None
-    try:
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
-            content = file.read(_SCRIPT_LIMIT + 1)
+        content = read_regular(path, _SCRIPT_LIMIT + 1)
         return content.decode() if len(content) <= _SCRIPT_LIMIT else None
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError, IrregularError):  # a path may hold what no path can, a text what is no UTF-8
         return None

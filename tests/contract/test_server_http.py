@@ -346,6 +346,21 @@ async def test_older_releases_have_another_quiet_path(make: Make) -> None:
     assert facts.observation.status == 200
 
 
+async def test_a_pipe_in_place_of_the_key_holds_nothing_up(make: Make, tmp_path: Path) -> None:
+    """Nobody writes to it: there is no key, and the next file in its place is read."""
+    path = tmp_path / "key"
+    os.mkfifo(path)
+    settings = Settings(server_key_file=str(path), deadlines={"server": 30.0})
+    async with serve(FakeSglang(api_key=MARKER)) as fake:
+        services = make(fake.url, settings=settings, url_source="setting")
+        facts = await asyncio.wait_for(rounds(services), 20)
+        assert facts.info_problem is not None
+        assert facts.info_problem.token == "key-unreadable"
+        path.unlink()
+        path.write_text(MARKER)
+        assert (await rounds(services)).info is not None
+
+
 async def test_a_key_mounted_later_is_used_at_once(make: Make, tmp_path: Path) -> None:
     """The key file is read anew: a wrong or missing key is told apart, a corrected one needs no waiting."""
     path = tmp_path / "key"

@@ -338,6 +338,17 @@ def test_a_key_given_in_place_of_its_file_is_not_repeated(value: str) -> None:
     assert "sk-12345" not in repr(caught.value.problems)
 
 
+@pytest.mark.parametrize("setting", ["token_file", "tls_key_file", "server_key_file"])
+def test_a_path_that_is_missing_is_shown(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what may be a secret itself is kept back: a relative path is none when it is one by its look or folder."""
+    (tmp_path / "secrets").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for path in (f"{tmp_path}/none", "./none", "../none", "none.key", "some/none.pem", "secrets/none", "secrets"):
+        assert f"{setting}: '{path}' (" in sentence(**{setting: path}), path
+    for secret in ("c2VjcmV0", "c2Vj/cmV0+x==", "eyJhbGci.eyJzdWIi.c2ln"):
+        assert f"{setting}: the value (not shown) (" in sentence(**{setting: secret})
+
+
 def test_the_root_must_be_a_directory(tmp_path: Path) -> None:
     """A root that does not exist or is a file is an error."""
     file = tmp_path / "file"
