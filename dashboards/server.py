@@ -439,11 +439,14 @@ def _sidecar() -> list[Band]:
     about = columns(
         a_table(
             "About the sidecar",
-            "Its version and the Python that runs it, whether its baseline could be read, and whether it shows a demo.",
+            "Its version and the Python that runs it, whether its baseline could be read, when its certificate ends, "
+            "how many of its files for TLS and the token could not be renewed, and whether it shows a demo.",
             now(otherwise(f"max by (pod, version, python_version) ({ours})", pod="no sidecar answers"), "A"),
             now(f"max by (pod) ({metric('baseline_loaded')})", "B"),
             now(f"max by (pod) ({metric('drift_items')})", "C"),
             now(f"max by (pod) ({metric('demo')} or 0 * {metric('ready')})", "D"),
+            now(f"max by (pod) ({metric('tls_certificate_not_after_timestamp_seconds')}) * 1000", "E"),
+            now(f"sum by (pod) ({metric('access_renewal_failing')})", "F"),
         ),
         [
             Column(name="pod", title="Replica"),
@@ -451,6 +454,8 @@ def _sidecar() -> list[Band]:
             Column(name="python_version", title="Python", width=80),
             Column(name="Value #B", title="Baseline", width=90, mappings=_BASELINE, absent="not set"),
             Column(name="Value #C", title="Off baseline", width=100, absent="-"),
+            Column(name="Value #E", title="Certificate", width=120, unit=TIMESTAMP, absent="no TLS"),
+            Column(name="Value #F", title="Not renewed", width=100, decimals=0, absent="-"),
             Column(name="Value #D", title="Shows", width=100, mappings=_DEMO, absent="-"),
         ],
         joined=[joined_by("pod")],

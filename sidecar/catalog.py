@@ -139,6 +139,20 @@ AGENT_FAMILIES: tuple[Family, ...] = (
         help="1 while the item is not as the baseline wants it; absent otherwise",
         labels=("item",),
     ),
+    Family(
+        name="tls_certificate_not_after_timestamp_seconds",
+        kind="gauge",
+        help="When the certificate that is served ends, in seconds since the epoch; absent without TLS",
+    ),
+    Family(
+        name="access_renewal_failing",
+        kind="gauge",
+        help=(
+            "1 while what the file holds now cannot be taken, so that what was loaded before stays in force, else 0; "
+            "by file: certificate (with its key), client_ca, token; absent for one that is not set"
+        ),
+        labels=("file",),
+    ),
 )
 """The families that belong to the agent itself rather than to one probe."""
 

@@ -75,11 +75,16 @@ class Exposition:
         catalog: Catalog,
         *,
         process: Callable[[], Iterable[Metric]] | None = None,
+        more: Callable[[], Iterable[Sample]] = tuple,
         python_version: str = platform.python_version(),
     ) -> None:
-        """``process`` yields the families of the agent's own process; None reads them from /proc."""
+        """``process`` yields the families of the agent's own process; None reads them from /proc.
+
+        ``more`` yields samples of the agent's families that are about nothing that a snapshot holds.
+        """
         self._catalog = catalog
         self._process = process or ProcessCollector(registry=None).collect
+        self._more = more
         self._python_version = python_version
         self._generation: int | None = None
         self._series: Sequence[tuple[Family, _Series]] = ()
@@ -128,7 +133,8 @@ class Exposition:
     def _build(self, snapshot: Snapshot) -> Iterable[tuple[Family, _Series]]:
         """Group the samples of the agent and of all live facts by family, in the catalogue's order."""
         by_family: dict[str, dict[tuple[str, ...], float]] = {family.name: {} for family in self._catalog.families}
-        for sample in agent_samples(snapshot, self._catalog, python_version=self._python_version):
+        of_snapshot = agent_samples(snapshot, self._catalog, python_version=self._python_version)
+        for sample in (*of_snapshot, *self._more()):
             by_family[sample.family][sample.labels] = sample.value
         for probe in self._catalog.probes:
             result = snapshot.results.get(probe.name)

@@ -56,9 +56,15 @@ def no_process() -> Iterable[Metric]:
     return ()
 
 
+def of_access() -> Iterable[Sample]:
+    """Stand for what the agent knows of its certificate and of the files beside it."""
+    yield Sample("tls_certificate_not_after_timestamp_seconds", (), NOW)
+    yield Sample("access_renewal_failing", ("certificate",), 0)
+
+
 def render(taken: Snapshot, *, accept: str = "", accept_encoding: str = "", declared: Any = None) -> Rendered:
     """Render with a fresh exposition."""
-    exposition = Exposition(declared or catalog(), process=no_process, python_version="3.11.7")
+    exposition = Exposition(declared or catalog(), process=no_process, more=of_access, python_version="3.11.7")
     return exposition.render(taken, accept=accept, accept_encoding=accept_encoding)
 
 
@@ -350,6 +356,19 @@ def test_only_a_demo_is_marked_as_one() -> None:
     assert "sglang_sidecar_demo" not in render(snapshot()).body.decode()
 
 
+def test_what_no_snapshot_holds_is_read_once_per_generation() -> None:
+    """What access says of its files is as new as the snapshot beside it; without any there is no family of it."""
+    values = iter([0, 1])
+    exposition = Exposition(
+        catalog(), process=no_process, more=lambda: [Sample("access_renewal_failing", ("token",), next(values))]
+    )
+    for generation, value in ((1, 0.0), (1, 0.0), (2, 1.0)):
+        body = exposition.render(snapshot(generation=generation), accept="", accept_encoding="").body.decode()
+        assert f'sglang_sidecar_access_renewal_failing{{file="token"}} {value}\n' in body
+    alone = Exposition(catalog(), process=no_process).render(snapshot(), accept="", accept_encoding="").body
+    assert b"access_renewal" not in alone
+
+
 def test_drift_and_changes_are_exported() -> None:
     """Counters of all items are there from the start; what differs and when something changed only where it did."""
     text = render(full()).body.decode()
@@ -523,7 +542,7 @@ def test_a_new_generation_shows_nothing_of_the_old_one() -> None:
 )
 def test_what_was_encoded_before_changes_no_byte(scrapes: list[tuple[str, dict[str, str], bool]]) -> None:
     """An exposition that has rendered other generations and variants gives what a fresh one gives."""
-    used = Exposition(catalog(), process=no_process, python_version="3.11.7")
+    used = Exposition(catalog(), process=no_process, more=of_access, python_version="3.11.7")
     for generation, (accept, items, ready) in enumerate(scrapes):
         taken = snapshot(
             generation=generation,

@@ -58,6 +58,8 @@ UNALERTED = {
     "environment_last_change_timestamp_seconds": "as above",
     "baseline_loaded": "baseline-unreadable is the condition",
     "drift_items": "drift is alerted on, item by item",
+    "tls_certificate_not_after_timestamp_seconds": "how early is early depends on who renews it; docs/kubernetes.md",
+    "access_renewal_failing": "as above: what was loaded before is served; docs/kubernetes.md",
     "nvml_up": "the driver's conditions tell why",
     "nvml_return_code": "as above",
     "gpu_info": "names of GPUs, for joins",
