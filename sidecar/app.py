@@ -32,7 +32,6 @@ from sidecar.keeper import Keeper
 from sidecar.memory import MemoryLimit
 from sidecar.model import Clock, Outcome, Placement, Probe, Severity, Snapshot
 from sidecar.nvml.client import NvmlClient
-from sidecar.offload import in_daemon_thread
 from sidecar.processes import ProcessReader
 from sidecar.scheduler import Scheduler
 from sidecar.serverinfo import ServerClient
@@ -222,7 +221,8 @@ class Agent(Struct):
         from sidecar.web import Web
 
         loop = asyncio.get_running_loop()
-        web = Web(self.store, Exposition(self.catalog), self.catalog, state=self, access=access)
+        exposition = Exposition(self.catalog, more=tuple if access is None else access.samples)
+        web = Web(self.store, exposition, self.catalog, state=self, access=access)
         async with AsyncExitStack() as stack:
             await web.start(sockets)
             stack.push_async_callback(web.stop)
@@ -340,8 +340,8 @@ async def serve(settings: Settings, demo: str | None = None) -> None:
     stop = _stop_on_signals()
     access = None
     if settings.tls_cert_file is not None or settings.token_file is not None:
-        access = Access(settings)
-        await in_daemon_thread(access.load)
+        access = Access(settings, on_host=on_host(settings.placement))
+        await access.start()
     async with AsyncExitStack() as stack:
         running = []
         for number, recording in enumerate(recordings):

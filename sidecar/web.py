@@ -358,8 +358,14 @@ def _guard(access: Access) -> Middleware:
         # By the route, not by the text of the path, which can be written in many ways; what leads nowhere is closed.
         if resource is not None and resource.canonical in _OPEN:
             return await handler(request)
-        if access.certificate_needed and not (request.transport and request.transport.get_extra_info("peercert")):
-            return web.Response(status=403, text="a client certificate is needed\n")
+        if access.certificate_needed:
+            if not (request.transport and request.transport.get_extra_info("peercert")):
+                return web.Response(status=403, text="a client certificate is needed\n")
+            if not access.vouched(request.transport.get_extra_info("sslcontext")):
+                # A certificate is looked at in the handshake alone, so that only another one can tell.
+                response = web.Response(status=403, text="the clients' authority was replaced: connect anew\n")
+                response.force_close()
+                return response
         if access.token_needed and not access.knows(request.headers.get("Authorization", "")):
             return web.Response(status=401, text="a bearer token is needed\n", headers={"WWW-Authenticate": "Bearer"})
         return await handler(request)

@@ -9,9 +9,11 @@ import http.client
 import os
 import socket
 import ssl
+import subprocess
+import threading
 import time
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +24,10 @@ from sidecar.access import Access, AccessError
 from sidecar.config import Listen, Settings
 from sidecar.connections import Limits
 from sidecar.exposition import Exposition
+from sidecar.regular import read_regular
 from sidecar.web import Web, bind
 from tests.fakes import agent
-from tests.fakes.certificates import Authority, Pair, project, projected
+from tests.fakes.certificates import DAYS, Authority, Pair, project, projected
 from tests.samples import ProcessState, Store, catalog, snapshot
 
 OPEN = ("/livez", "/startupz", "/readyz", "/readyz?verbose", "/readyz/driver", "/readyz/gpu-lost")
@@ -54,13 +57,19 @@ class Door:
             return response.status, dict(response.getheaders()), response.read()
 
 
+def of(edges: dict | None = None, **settings) -> Access:
+    """What is made of these settings; ``edges`` are those to the machine that are others than usual."""
+    return Access(Settings(**{name: str(value) for name, value in settings.items()}), **(edges or {}))
+
+
 @contextlib.asynccontextmanager
-async def serving(limits: Limits = USUAL, **settings) -> AsyncIterator[Door]:
-    """Serve with these settings until the block ends."""
-    access = Access(Settings(**{name: str(value) for name, value in settings.items()}))
+async def serving(limits: Limits = USUAL, *, access: Access | None = None, **settings) -> AsyncIterator[Door]:
+    """Serve with these settings until the block ends, or with what was made of them."""
+    access = access or of(**settings)
     access.load()
     sockets = bind([Listen(host="127.0.0.1", port=0)])
-    web = Web(Store(snapshot()), Exposition(catalog()), catalog(), state=ProcessState(), access=access, limits=limits)
+    exposition = Exposition(catalog(), more=access.samples)
+    web = Web(Store(snapshot()), exposition, catalog(), state=ProcessState(), access=access, limits=limits)
     await web.start(sockets)
     try:
         yield Door(sockets[0].getsockname()[1], access)
@@ -353,39 +362,205 @@ async def test_an_authority_that_is_lost_keeps_out_whom_it_kept_out(authority, s
                 await door.ask("/metrics", tls=trusting(authority, stranger), **bearer)
 
 
-async def test_a_file_that_does_not_answer_holds_up_no_other_part(token_file, authority, served) -> None:
-    """One on a file system that hangs, as a pipe that nobody writes to, while the others are followed."""
-    files = {"tls_cert_file": served.certificate, "tls_key_file": served.key, "token_file": token_file}
-    async with serving(**files) as door:
+class FastClock:
+    """Sleeps a hundredth of what is asked for."""
 
-        class Clock:
-            """Sleeps a hundredth of what is asked for."""
+    def time(self) -> float:
+        return time.time()
 
-            async def sleep(self, seconds: float) -> None:
-                await asyncio.sleep(seconds / 100)
+    def monotonic(self) -> float:
+        return time.monotonic()
 
-        own, before = door.access.context, token_file.read_text()
-        token_file.unlink()
-        os.mkfifo(token_file)
-        watching = asyncio.create_task(door.access.watch(Clock()))
-        await asyncio.sleep(0.3)
-        renewed = authority.sign("renewed")
-        kept = served.certificate.read_bytes(), served.key.read_bytes()
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 100)
+
+
+class Mount:
+    """A file system of which one file does not answer while ``hangs`` is set."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.answers = str(file), threading.Event()
+        self.answers.set()
+
+    def read(self, path: str, limit: int) -> bytes:
+        if path == self.file:
+            assert self.answers.wait(60)
+        return read_regular(path, limit)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for what other threads do."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+
+
+async def test_a_file_that_does_not_answer_holds_up_no_other_part(token_file, authority, tmp_path) -> None:
+    """It is told once, and is followed again when it answers; the others are followed all the while."""
+    pair, renewed = authority.sign("mounted"), authority.sign("renewed")
+    mount = Mount(token_file)
+    settings = {"tls_cert_file": pair.certificate, "tls_key_file": pair.key, "token_file": token_file}
+    access = of({"read": mount.read}, **settings)
+    async with serving(access=access):
+        own = access.context
+        mount.answers.clear()
+        token_file.write_text("next")
+        watching = asyncio.create_task(access.watch(FastClock()))
         try:
-            served.certificate.write_bytes(renewed.certificate.read_bytes())
-            served.key.write_bytes(renewed.key.read_bytes())
-            end = time.monotonic() + 10
-            while door.access.context is own:
-                assert time.monotonic() < end
-                await asyncio.sleep(0.05)
-            assert door.access.knows(f"Bearer {before.strip()}")
+            with capture_logs() as logs:
+                await until(lambda: any("has not answered" in one.get("message", "") for one in logs))
+                pair.certificate.write_bytes(renewed.certificate.read_bytes())
+                pair.key.write_bytes(renewed.key.read_bytes())
+                await until(lambda: access.context is not own)
+                await asyncio.sleep(0.5)
+            told = [one["message"] for one in logs if one["log_level"] == "warning" and one["part"] == "tokens"]
+            assert told == [f"token_file: {token_file} has not answered for 10 seconds"]
+            assert access.knows(f"Bearer {TOKEN}")
+            assert failing(access) == {"token"}
+            with capture_logs() as logs:
+                mount.answers.set()
+                await until(lambda: access.knows("Bearer next"))
+                await until(lambda: ("access renewed", "tokens") in [(one["event"], one.get("part")) for one in logs])
+            assert not access.knows(f"Bearer {TOKEN}")
+            assert failing(access) == set()
         finally:
-            served.certificate.write_bytes(kept[0])
-            served.key.write_bytes(kept[1])
+            mount.answers.set()
             watching.cancel()
-            # Whoever waits for the pipe's other end goes on.
-            os.close(os.open(token_file, os.O_RDWR | os.O_NONBLOCK))
             await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_a_file_that_does_not_answer_at_the_start_ends_it(token_file) -> None:
+    """With the sentence that names it."""
+    mount = Mount(token_file)
+    mount.answers.clear()
+    access = of({"read": mount.read, "patience": 0.2}, token_file=token_file)
+    try:
+        with pytest.raises(AccessError, match=f"token_file: {token_file} has not answered for 0.2 seconds"):
+            await access.start()
+    finally:
+        mount.answers.set()
+
+
+def failing(access: Access) -> set[str]:
+    """The files that could not be renewed, as the metric has it."""
+    return {one.labels[0] for one in access.samples() if one.family == "access_renewal_failing" and one.value == 1}
+
+
+@pytest.mark.parametrize("setting", ["token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"])
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+async def test_what_is_no_file_is_a_wrong_renewal(setting, put, authority, token_file, tmp_path) -> None:
+    """A pipe above all, which nobody writes to: told once, what was loaded stays, and the next good file is taken."""
+    pair = authority.sign(f"own-{setting}")
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.certificate.read_bytes())
+    files = {
+        "tls_cert_file": pair.certificate, "tls_key_file": pair.key, "tls_client_ca_file": ca, "token_file": token_file,
+    }  # fmt: skip
+    async with serving(**files) as door:
+        path = files[setting]
+        kept = path.read_bytes()
+        path.unlink()
+        put(path)
+        watching = asyncio.create_task(door.access.watch(FastClock()))
+        try:
+            with capture_logs() as logs:
+                await until(lambda: bool(failing(door.access)))
+                await asyncio.sleep(0.3)
+            assert [(one["log_level"], one["event"]) for one in logs] == [
+                ("warning", "access not renewed; what was loaded before stays in force")
+            ]
+            assert logs[0]["message"].startswith(f"{setting}: {path} ")
+            assert (await door.ask("/metrics", tls=trusting(authority, authority.sign("asker")),
+                                   Authorization=f"Bearer {TOKEN}"))[0] == 200  # fmt: skip
+            path.rmdir() if put is os.mkdir else path.unlink()
+            path.write_bytes(kept)
+            await until(lambda: not failing(door.access))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+@pytest.mark.parametrize("setting", ["token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"])
+async def test_what_any_user_may_write_is_not_believed_on_a_host(setting, authority, token_file, tmp_path) -> None:
+    """It ends the start there, and is no renewal; in a container it is told of once."""
+    pair = authority.sign(f"open-{setting}")
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.certificate.read_bytes())
+    files = {
+        "tls_cert_file": pair.certificate, "tls_key_file": pair.key, "tls_client_ca_file": ca, "token_file": token_file,
+    }  # fmt: skip
+    sentence = f"{setting}: {files[setting]} may be written by every user; remove that right (chmod o-w)"
+    for path in files.values():
+        path.chmod(0o600)
+        path.parent.chmod(0o755)
+    access = of({"on_host": True}, **files)
+    access.load()
+    files[setting].chmod(0o606)
+    with pytest.raises(AccessError) as refused:
+        of({"on_host": True}, **files).load()
+    assert str(refused.value) == sentence
+    with capture_logs() as logs:
+        contained = of(**files)
+        contained.load()
+        contained.renew()
+    assert [(one["event"], one["message"]) for one in logs] == [("access is doubtful", sentence)]
+    changed = files[setting].read_bytes() + b"\n\n"
+    files[setting].write_bytes(changed)
+    with capture_logs() as logs:
+        access.renew()
+        access.renew()
+        assert len(failing(access)) == 1
+    assert [one["message"] for one in logs] == [sentence]
+    files[setting].chmod(0o600)
+    with capture_logs() as logs:
+        access.renew()
+    assert [one["event"] for one in logs] == ["access renewed"]
+    assert failing(access) == set()
+
+
+async def test_a_certificate_out_of_its_time_is_told_of_and_served(authority, served, tmp_path) -> None:
+    """At the start, when its time comes, and at a renewal; with the setting and the date. The metric has its end."""
+    now = time.time()
+    files = {"tls_cert_file": served.certificate, "tls_key_file": served.key}
+    edges = {"now": lambda: now}
+
+    def told(act: Callable[[], None]) -> list[str]:
+        with capture_logs() as logs:
+            act()
+        assert {(one["log_level"], one["event"]) for one in logs} <= {("warning", "access is doubtful")}
+        return [one["message"] for one in logs]
+
+    access = of(edges, **files, tls_client_ca_file=authority.certificate)
+    assert told(access.load) == []
+    now += (DAYS + 1) * 86400
+    named = (f"tls_cert_file: {served.certificate}", f"tls_client_ca_file: {authority.certificate}")
+    ended = told(access.renew)
+    assert [one.split(" holds a certificate that ended on ")[0] for one in ended] == list(named)
+    assert told(access.renew) == []
+    assert told(of(edges, **files, tls_client_ca_file=authority.certificate).load) == ended
+    shown = subprocess.check_output(["openssl", "x509", "-noout", "-enddate", "-in", served.certificate], text=True)
+    end = ssl.cert_time_to_seconds(shown.strip().partition("=")[2])
+    assert time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end)) in ended[0]
+    now -= 10 * 86400
+    assert [" begins only on " in one for one in told(of(edges, **files).load)] == [True]
+    async with serving(access=of(edges, **files)) as door:
+        status, _, body = await door.ask("/metrics", tls=trusting(authority))
+        assert status == 200
+        ends = [float(line.split()[1]) for line in body.splitlines() if b"not_after" in line and line[:1] != b"#"]
+        assert ends == [end]
+        assert b'sglang_sidecar_access_renewal_failing{file="certificate"} 0.0' in body
+
+
+async def test_without_tls_there_is_no_certificate_to_tell_of(token_file) -> None:
+    """The token alone has its own series."""
+    async with serving(token_file=token_file) as door:
+        token_file.write_text("")
+        door.access.renew()
+        body = (await door.ask("/metrics", Authorization=f"Bearer {TOKEN}"))[2]
+    assert b"tls_certificate" not in body
+    lines = [line for line in body.splitlines() if line.startswith(b"sglang_sidecar_access_renewal_failing")]
+    assert lines == [b'sglang_sidecar_access_renewal_failing{file="token"} 1.0']
 
 
 async def test_the_end_of_a_tls_connection_is_no_warning(authority, served, caplog) -> None:
@@ -418,6 +593,69 @@ async def test_a_clients_authority_is_changed_without_a_restart(authority, serve
         assert (await door.ask("/metrics", tls=new))[0] == 200
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
             await door.ask("/metrics", tls=old)
+
+
+async def test_connections_end_with_the_authority_that_let_them_in(authority, served, client, tmp_path) -> None:
+    """Not with a certificate that is renewed. Probe paths go on, and who is vouched for now connects anew."""
+    other = Authority(tmp_path / "other")
+    pair, next_pair, ca = authority.sign("first"), authority.sign("second"), tmp_path / "ca.pem"
+    ca.write_bytes(authority.certificate.read_bytes())
+    files = {"tls_cert_file": pair.certificate, "tls_key_file": pair.key, "tls_client_ca_file": ca}
+    async with serving(**files) as door:
+        kept = http.client.HTTPSConnection("127.0.0.1", door.port, timeout=5, context=trusting(authority, client))
+        probing = http.client.HTTPSConnection("127.0.0.1", door.port, timeout=5, context=kubelet())
+
+        def asked(connection: http.client.HTTPSConnection, path: str) -> tuple[int, str | None, int]:
+            own = connection.sock and connection.sock.getsockname()[1]
+            connection.request("GET", path)
+            number = own or connection.sock.getsockname()[1]
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status, answer.getheader("Connection"), number
+
+        with contextlib.closing(kept), contextlib.closing(probing):
+            first = await asyncio.to_thread(asked, kept, "/metrics")
+            probe = await asyncio.to_thread(asked, probing, "/readyz")
+            assert (first[0], probe[0]) == (200, 200)
+            pair.certificate.write_bytes(next_pair.certificate.read_bytes())
+            pair.key.write_bytes(next_pair.key.read_bytes())
+            door.access.renew()
+            assert await asyncio.to_thread(asked, kept, "/metrics") == first
+            # The old one is still among them: a bundle, while clients change over.
+            ca.write_bytes(other.certificate.read_bytes() + authority.certificate.read_bytes())
+            door.access.renew()
+            assert await asyncio.to_thread(asked, probing, "/readyz") == probe
+            assert await asyncio.to_thread(asked, kept, "/readyz") == (200, None, first[2])
+            assert await asyncio.to_thread(asked, kept, "/metrics") == (403, "close", first[2])
+            again = await asyncio.to_thread(asked, kept, "/metrics")
+            assert again[0] == 200
+            assert again[2] != first[2]
+            ca.write_bytes(other.certificate.read_bytes())
+            door.access.renew()
+            assert (await asyncio.to_thread(asked, kept, "/metrics"))[:2] == (403, "close")
+            with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+                await asyncio.to_thread(asked, kept, "/metrics")
+
+
+async def test_a_clients_certificate_is_no_authority(authority, served, client, tmp_path) -> None:
+    """It would refuse all who show one: no start with it, and no renewal; in a bundle it may be."""
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(client.certificate.read_bytes())
+    files = {"tls_cert_file": served.certificate, "tls_key_file": served.key, "tls_client_ca_file": ca}
+    sentence = f"tls_client_ca_file: {ca} holds no certificate of an authority (PEM)"
+    with pytest.raises(AccessError) as refused:
+        of(**files).load()
+    assert str(refused.value) == sentence
+    ca.write_bytes(client.certificate.read_bytes() + authority.certificate.read_bytes())
+    async with serving(**files) as door:
+        assert (await door.ask("/metrics", tls=trusting(authority, client)))[0] == 200
+        ca.write_bytes(client.certificate.read_bytes())
+        with capture_logs() as logs:
+            door.access.renew()
+            door.access.renew()
+        assert [one["message"] for one in logs] == [sentence]
+        assert failing(door.access) == {"client_ca"}
+        assert (await door.ask("/metrics", tls=trusting(authority, client)))[0] == 200
 
 
 # -- clients that take their time -----------------------------------------------------------------------
@@ -473,6 +711,8 @@ def material(folder: Path, authority: Authority) -> dict[str, Path]:
     ):  # fmt: skip
         files[name] = folder / name
         files[name].write_bytes(content)
+    files["ca_cut"] = folder / "ca_cut"
+    files["ca_cut"].write_bytes(authority.certificate.read_bytes() + authority.certificate.read_bytes()[:200])
     files["encrypted"] = folder / "encrypted"
     encrypt = f"openssl ec -in {good.key} -aes256 -passout pass:x -out {files['encrypted']} 2>/dev/null"
     assert os.system(encrypt) == 0
@@ -502,6 +742,11 @@ def material(folder: Path, authority: Authority) -> dict[str, Path]:
             "tls_client_ca_file",
             "no cert",
         ),
+        (
+            {"tls_cert_file": "cert", "tls_key_file": "key", "tls_client_ca_file": "ca_cut"},
+            "tls_client_ca_file",
+            "no cert",
+        ),
         ({"token_file": "empty"}, "token_file", "empty"),
         ({"token_file": "blank"}, "token_file", "empty"),
         ({"token_file": "spaces"}, "token_file", "printable"),
@@ -524,6 +769,10 @@ def test_wrong_material_is_one_sentence_that_names_the_setting(settings, names, 
 def test_serving_with_wrong_material_ends_at_once(authority, tmp_path) -> None:
     """Status 64 and the sentence, for one setting without the other as for a key of another certificate."""
     files = material(tmp_path, authority)
+    anybodys = tmp_path / "anybodys"
+    anybodys.write_text("a-token")
+    anybodys.chmod(0o666)
+    leaf = ("--tls-cert-file", files["cert"], "--tls-key-file", files["key"], "--tls-client-ca-file", files["cert"])
     cases = (
         (("--tls-cert-file", files["cert"]), "tls_cert_file: is set"),
         (("--tls-key-file", files["key"]), "tls_key_file: is set"),
@@ -532,6 +781,12 @@ def test_serving_with_wrong_material_ends_at_once(authority, tmp_path) -> None:
         (("--tls-cert-file", files["cert"], "--tls-key-file", tmp_path / "absent"), "tls_key_file: "),
         (("--token-file", files["blank"]), "token_file: "),
         (("--token-file", TOKEN), "token_file: the value (not shown)"),
+        (
+            ("--token-file", "absent/token.txt"),
+            "token_file: 'absent/token.txt' (flag --token-file) must name a readable",
+        ),
+        (("--token-file", anybodys, "--placement", "host"), f"token_file: {anybodys} may be written by every user"),
+        (leaf, "tls_client_ca_file: "),
     )
     for arguments, sentence in cases:
         ended = agent.run("serve", "--listen", "127.0.0.1:0", *map(str, arguments))
@@ -568,6 +823,12 @@ def test_the_agent_follows_its_files_and_logs_no_secret(authority, client, tmp_p
         assert status("/metrics", mine, Authorization="Bearer first-s3cr3t") == 200
         assert status("/metrics", mine, Authorization="Bearer second-s3cr3t") == 401
         assert status("/metrics", kubelet(), Authorization="Bearer first-s3cr3t") == 403
+        scraped = http.client.HTTPSConnection("127.0.0.1", port, timeout=5, context=mine)
+        with contextlib.closing(scraped):
+            scraped.request("GET", "/metrics", headers={"Authorization": "Bearer first-s3cr3t"})
+            body = scraped.getresponse().read()
+        assert body.count(b"\nsglang_sidecar_access_renewal_failing{") == 3
+        assert b"\nsglang_sidecar_tls_certificate_not_after_timestamp_seconds " in body
         project(folder, 1, token=b"second-s3cr3t", **files)
         end = time.monotonic() + 20
         while status("/metrics", mine, Authorization="Bearer second-s3cr3t") != 200:
