@@ -6,9 +6,44 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class OneByOne:
+    """Calls that may hang, such as of files on a disk that does not answer: one at a time, each for ``seconds``.
+
+    What hangs is waited for once, and holds one thread; until it returns, further calls fail at once.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._call: asyncio.Task[object] | None = None
+        self._until = 0.0
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """The result of ``function()``. Raises TimeoutError, and what `in_daemon_thread` raises."""
+        loop = asyncio.get_running_loop()
+        while self._call is not None and not self._call.done():
+            await self._wait(self._call)
+        call = loop.create_task(in_daemon_thread(function))
+        # Nobody may be waiting any more when it fails.
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._call, self._until = call, loop.time() + self._seconds
+        await self._wait(call)
+        return call.result()
+
+    async def _wait(self, call: asyncio.Task[Any]) -> None:
+        left = self._until - asyncio.get_running_loop().time()
+        done, _ = await asyncio.wait({call}, timeout=max(0.0, left))
+        if not done:
+            raise TimeoutError
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._call is not None:
+            self._call.cancel()
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:

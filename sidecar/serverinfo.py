@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from sidecar.config import Settings
 from sidecar.exhaustion import exhausted
 from sidecar.model import Answer, Clock, Target
-from sidecar.offload import in_daemon_thread
-from sidecar.regular import IrregularError, read_regular
+from sidecar.offload import OneByOne, in_daemon_thread
+from sidecar.regular import IrregularError, open_regular
 from sidecar.sockets import is_local, listeners
 from sidecar.target import PREFLIGHT
 
@@ -55,6 +55,11 @@ _CONFIRMED_SECONDS: Final = 95.0
 _TOKEN: Final = re.compile(r"[\w.+:/-]{1,64}", re.ASCII)
 """What a backend name or a version looks like. Anything else from the network is not shown."""
 _KEY_LIMIT: Final = 8192
+"""Bytes of the largest accepted file with a key."""
+_FILE_SHARE: Final = 0.2
+_FILE_SECONDS: Final = 1.0
+"""How long the file with the key may take, as a share of the server probe's deadline and at most: what is asked of the
+server with it has its own part of that deadline."""
 _OWN_ADDRESSES: Final = frozenset({"command-line", "listening-socket"})
 """The `Target.url_source` of an address that is a process's own, and no guess."""
 _PREFLIGHT: Final = {"Origin": "http://localhost", "Access-Control-Request-Method": "GET"}
@@ -316,6 +321,36 @@ class _Failure(Exception):  # noqa: N818 - carries a problem to the caller insid
         self.problem = problem
 
 
+class _KeyFileError(Exception):
+    """The file with the key gives none: the rest of a sentence that starts with its path, without its content."""
+
+
+def _key_in(path: str) -> str:
+    """The key that a file holds. Blocks where its disk hangs. Raises `_KeyFileError`, OSError like `_read_key`."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(_KEY_LIMIT + 1)
+    except OSError as error:
+        if exhausted(error):
+            raise
+        raise _KeyFileError(f"cannot be read: {(error.strerror or type(error).__name__).lower()}") from None
+    except IrregularError as error:
+        raise _KeyFileError(str(error)) from None
+    if len(content) > _KEY_LIMIT:
+        raise _KeyFileError(f"is too large: it has more than {_KEY_LIMIT} bytes")
+    key = content.strip()
+    if not key:
+        raise _KeyFileError("is empty")
+    if not key.isascii():
+        raise _KeyFileError("does not hold a key: it is not ASCII")
+    if len(key.splitlines()) > 1:
+        raise _KeyFileError("does not hold a key: it has more than one line")
+    text = key.decode("ascii")
+    if not text.isprintable():
+        raise _KeyFileError("does not hold a key: some of it cannot be printed")
+    return text
+
+
 class ServerClient:
     """Asks the server over HTTP. One per agent; `close` it at the end.
 
@@ -344,6 +379,8 @@ class ServerClient:
         self._failures = 0
         self._not_before = 0.0
         self._key_stamp: object = None
+        self._key_file = OneByOne(min(_FILE_SECONDS, self._deadline * _FILE_SHARE))
+        self._ca_file = OneByOne(self._deadline * _OBSERVE_SHARE)
         self._fetch: asyncio.Task[None] | None = None
 
     @property
@@ -380,10 +417,12 @@ class ServerClient:
         """
         if target.launch_source == PREFLIGHT:
             return None
+        # Before the rest, which must not be interrupted: who else asks meanwhile must find it asked.
+        stamp = await self._stamp() if self._problem is not None else None
         self._follow(target)
         if target.launch.get("grpc") or target.launch.get("node_rank"):
             return None  # these serve no information over HTTP
-        if self._is_due(target):
+        if self._is_due(target, stamp):
             self._fetch = asyncio.get_running_loop().create_task(self._refresh(target, self._key))
         if self._fetch is not None and not self._fetch.done():
             await asyncio.wait([self._fetch], timeout=self._deadline * _WAIT_SHARE)
@@ -391,6 +430,8 @@ class ServerClient:
 
     async def close(self) -> None:
         """Drop a request in progress and every connection."""
+        self._key_file.close()
+        self._ca_file.close()
         fetch, self._fetch = self._fetch, None
         if fetch is not None:
             fetch.cancel()
@@ -423,26 +464,27 @@ class ServerClient:
         self._failures = 0
         self._not_before = 0.0
 
-    def _is_due(self, target: Target) -> bool:
+    def _is_due(self, target: Target, stamp: object) -> bool:
         if self._fetch is not None and not self._fetch.done():
             return False
         now = self._clock.monotonic()
         if self._info is not None and self._is_confirmed(target) and now - self._info_at < REFRESH_SECONDS:
             return False
         # A key that has just been mounted is worth a try at once.
-        return now >= self._not_before or self._stamp() != self._key_stamp
+        return now >= self._not_before or stamp != self._key_stamp
 
     def _is_confirmed(self, target: Target) -> bool:
         """Whether what was learned still holds: its process is there, or an address answered a while ago."""
         return target.pid is not None or self._clock.monotonic() - self._confirmed_at < _CONFIRMED_SECONDS
 
-    def _stamp(self) -> object:
+    async def _stamp(self) -> object:
+        """What tells one state of the file with the key from another."""
         path = self._settings.server_key_file
         if path is None:
             return None
         try:
-            status = Path(path).stat()
-        except OSError:
+            status = await self._key_file.run(Path(path).stat)
+        except OSError:  # of which TimeoutError is one
             return "unreadable"
         return status.st_mtime_ns, status.st_size, status.st_ino
 
@@ -476,9 +518,9 @@ class ServerClient:
         Without a key that it takes, this is the request that browsers make before another one: SGLang's check of keys
         lets it pass in every release, and it is answered in HTTP all the same.
         """
-        if self._wants_key and (self._refused_stamp == self._stamp() or await self._key_for(target) is None):
+        if self._wants_key and (self._refused_stamp == await self._stamp() or await self._key_for(target) is None):
             return (await self._get(target, self._model_path, until=until, limit=0, preflight=True)).status
-        stamp = self._stamp()
+        stamp = await self._stamp()
         status = (await self._get(target, self._model_path, until=until, limit=0)).status
         if status in _UNAUTHORIZED:
             self._wants_key, self._refused_stamp = True, stamp
@@ -488,7 +530,7 @@ class ServerClient:
 
     async def _refresh(self, target: Target, key: object) -> None:
         """Ask for the information and remember the answer, or the problem and when to try again."""
-        self._key_stamp = self._stamp()
+        self._key_stamp = await self._stamp()
         answer: Answer | None = Answer.ACCEPTED
         outcome: ServerInfo | Problem
         try:
@@ -584,26 +626,42 @@ class ServerClient:
         if self._tls is None:
             import ssl  # with the library that it loads, only where it is needed
 
+            file = self._settings.server_ca_file
+
             def trusting() -> ssl.SSLContext:
-                context = ssl.create_default_context(cafile=self._settings.server_ca_file)
+                if self._tls is not None:
+                    return self._tls
+                if file is not None:
+                    # OpenSSL would wait for whoever is to write into a pipe.
+                    open_regular(file).close()
+                context = ssl.create_default_context(cafile=file)
                 context.set_alpn_protocols(["http/1.1"])
+                # Here, so that one that comes late serves the next request.
+                self._tls = context
                 return context
 
             try:
                 # Reading all of a system's authorities takes tens of milliseconds, which no probe should wait for.
-                self._tls = await in_daemon_thread(trusting)
-            except (OSError, ValueError) as error:
+                return await self._ca_file.run(trusting)
+            except TimeoutError:
+                where = "The system's certificate authorities do" if file is None else f"server_ca_file {file} does"
+                raise _Failure(None, Problem("ca-file", f"{where} not answer.")) from None
+            except (OSError, ValueError, IrregularError) as error:
                 if exhausted(error):
                     raise
-                sentence = f"server_ca_file {self._settings.server_ca_file} holds no usable certificate authority."
+                sentence = f"server_ca_file {file} holds no usable certificate authority."
                 raise _Failure(None, Problem("ca-file", sentence)) from None
         return self._tls
 
     async def _key_for(self, target: Target) -> str | None:
         """The key, where it may be sent to this server. The file is not even read where it may not."""
-        if self._settings.server_key_file is None or not await self._may_have_key(target):
+        path = self._settings.server_key_file
+        if path is None or not await self._may_have_key(target):
             return None
-        return await in_daemon_thread(self._read_key)
+        try:
+            return await self._read_key(path)
+        except _KeyFileError:
+            return None
 
     async def _may_have_key(self, target: Target) -> bool:
         """Whether it is proven that a server is the one that the configured key is for.
@@ -629,21 +687,15 @@ class ServerClient:
         )
         return bool(owners) and owners <= trusted
 
-    def _read_key(self) -> str | None:
-        """The bearer key, read anew each time: a mounted secret is replaced in place. None when there is none.
+    async def _read_key(self, path: str) -> str:
+        """The bearer key, read anew each time: a mounted secret is replaced in place.
 
-        Blocks. Raises OSError where the agent itself lacks what it needs to look.
+        Raises `_KeyFileError`, and OSError where the agent itself lacks what it needs to look.
         """
-        path = self._settings.server_key_file
-        if path is None:
-            return None
         try:
-            key = read_regular(path, _KEY_LIMIT).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError, IrregularError) as error:
-            if exhausted(error):
-                raise
-            return None
-        return key if key.isprintable() and key else None
+            return await self._key_file.run(lambda: _key_in(path))
+        except TimeoutError:
+            raise _KeyFileError("does not answer") from None
 
     async def _unauthorized(self, target: Target, shown: str) -> Problem:
         path = self._settings.server_key_file
@@ -655,8 +707,10 @@ class ServerClient:
                 f"{shown} wants a key, and the one in {path} is kept back: that address was found, not configured, and"
                 " nothing proves who answers there.",
             )
-        if await in_daemon_thread(self._read_key) is None:
-            return Problem("key-unreadable", f"{shown} wants a key and none can be read from {path}.")
+        try:
+            await self._read_key(path)
+        except _KeyFileError as error:
+            return Problem("key-unreadable", f"{shown} wants a key, and the file for it gives none: {path} {error}.")
         return Problem("key-refused", f"{shown} refuses the key in {path}.")
 
 

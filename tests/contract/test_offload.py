@@ -1,11 +1,18 @@
-"""Threads for blocking calls, where the system has no room for another one."""
+"""Threads for blocking calls: where the system has no room for another one, and where a call hangs."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+
+import pytest
+
+from sidecar.offload import OneByOne
 
 PROGRAM = """
 import asyncio, os, resource
@@ -38,3 +45,36 @@ def test_no_room_for_a_thread_is_what_the_system_refuses() -> None:
         check=False,
     )
     assert done.stdout == "True no thread can be started\n", done.stderr
+
+
+async def test_a_call_that_hangs_is_waited_for_once() -> None:
+    """Further ones fail at once and start no thread, until it returns."""
+    calls = OneByOne(0.5)
+    assert await calls.run(lambda: 1) == 1
+    release = threading.Event()
+    with pytest.raises(TimeoutError):
+        await calls.run(release.wait)
+    threads = threading.active_count()
+    begun = time.monotonic()
+    for _ in range(20):
+        with pytest.raises(TimeoutError):
+            await calls.run(lambda: 2)
+    assert time.monotonic() - begun < 0.4
+    assert threading.active_count() == threads
+    release.set()
+    end = time.monotonic() + 10
+    while True:
+        try:
+            assert await calls.run(lambda: 3) == 3
+            break
+        except TimeoutError:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+
+
+async def test_calls_at_the_same_time_come_one_after_another() -> None:
+    """Each has its own result or error, whatever the one before it came to."""
+    calls = OneByOne(10.0)
+    results = await asyncio.gather(*(calls.run(lambda n=n: 6 // n) for n in range(4)), return_exceptions=True)
+    assert isinstance(results[0], ZeroDivisionError)
+    assert results[1:] == [6, 3, 2]

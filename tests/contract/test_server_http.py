@@ -378,6 +378,49 @@ async def test_a_key_mounted_later_is_used_at_once(make: Make, tmp_path: Path) -
     assert MARKER not in repr(facts)
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read: no such file or directory"),
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (MARKER.encode() * 1000, "is too large: it has more than 8192 bytes"),
+        (MARKER.encode() + "\u00e9".encode(), "does not hold a key: it is not ASCII"),
+        (f"{MARKER}\n{MARKER}\n".encode(), "does not hold a key: it has more than one line"),
+        (f"{MARKER}\t{MARKER}".encode(), "does not hold a key: some of it cannot be printed"),
+        ("a folder", "is no regular file"),
+        ("a pipe", "is no regular file"),
+    ],
+)
+async def test_why_a_file_gives_no_key(make: Make, tmp_path: Path, content: bytes | str | None, why: str) -> None:
+    """It is said, without what is in the file; a pipe that nobody writes to is not waited for."""
+    path = tmp_path / "key"
+    if content == "a folder":
+        path.mkdir()
+    elif content == "a pipe":
+        os.mkfifo(path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    settings = Settings(server_key_file=str(path), deadlines={"server": 30.0})
+    async with serve(FakeSglang(api_key=MARKER)) as fake:
+        facts = await rounds(make(fake.url, settings=settings, url_source="setting"), 3)
+    assert server.state(facts) == server.ServerState.UNAUTHORIZED
+    assert facts.info_problem is not None
+    assert facts.info_problem.token == "key-unreadable"
+    assert facts.info_problem.sentence.endswith(f": {path} {why}.")
+    assert MARKER not in repr(facts)
+
+
+async def test_an_authority_that_is_a_pipe_is_not_waited_for(make: Make, tmp_path: Path) -> None:
+    """It is a file that cannot be used."""
+    os.mkfifo(tmp_path / "ca.pem")
+    settings = Settings(server_ca_file=str(tmp_path / "ca.pem"), deadlines={"server": 30.0})
+    async with asyncio.timeout(10):
+        facts = await collect(make("https://127.0.0.1:9", settings=settings))
+    assert facts.observation.problem is not None
+    assert facts.observation.problem.token == "ca-file"
+
+
 async def test_the_key_is_not_sent_where_it_is_not_needed(make: Make, tmp_path: Path) -> None:
     """A redirect is not followed, so the key stays with the address that was configured; /ready never gets it."""
     path = tmp_path / "key"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import agent
+from tests.fakes import agent, shim
 from tests.fakes.nvml import Scenario
 from tests.fakes.sglang import MARKER, FakeSglang, answering, capture, endless, hundred_megabytes, serve
 from tests.fakes.site import good
@@ -155,6 +155,39 @@ def test_a_server_that_is_no_sglang(tmp_path: Path, fake_library: Path, special:
         (said,) = [c for c in served.report()["conditions"] if c["code"] == "server-unreachable"]
         assert said["message"].count("\n") == 0
         assert served.value("flash_attention_version", phase="prefill") is None
+
+
+def test_a_key_on_a_disk_that_does_not_answer(tmp_path: Path, fake_library: Path) -> None:
+    """It is told; the agent answers and ends meanwhile, one thread waits, and the key is used once it is there."""
+    key, release = tmp_path / "key", tmp_path / "release"
+    key.write_text(MARKER)
+    env = Scenario(tmp_path / "scenario", gpus=1).environ(fake_library) | {
+        "LD_PRELOAD": str(shim.build(tmp_path / "shim")),
+        "SHIM_SLOW": str(key), "SHIM_DELAY": "hang", "SHIM_RELEASE": str(release),
+    }  # fmt: skip
+    with sglang(FakeSglang(api_key=MARKER)) as server:
+        arguments = ("--server-url", server.url, "--server-key-file", str(key), "--intervals", "server=1")
+        with agent.serve(tmp_path / "log", *arguments, env=env) as served:
+            served.until("condition_active", 1, code="server-unauthorized")
+            (said,) = [one for one in served.report()["conditions"] if one["code"] == "server-unauthorized"]
+            assert said["reason"] == "key-unreadable"
+            assert said["message"].endswith(f"{key} does not answer.")
+            threads = []
+            for _ in range(2):
+                rounds = served.value("probe_runs_total", probe="server", outcome="ok") or 0
+                while (served.value("probe_runs_total", probe="server", outcome="ok") or 0) < rounds + 3:
+                    assert served.get("/livez")[0] == 200
+                    served.scrape()
+                    time.sleep(0.1)
+                threads.append(len(os.listdir(f"/proc/{served.process.pid}/task")))
+            assert threads[1] <= threads[0] + 1
+            release.touch()
+            served.until("condition_active", 0, code="server-unauthorized")
+            release.unlink()
+            code, seconds = served.stop()
+            assert code == 0
+            assert seconds < 2
+            assert MARKER not in served.log
 
 
 def test_an_interpreter_that_does_not_exist_stops_only_its_probes(tmp_path: Path, fake_library: Path) -> None:
