@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 EX_USAGE = 64
 EX_SOFTWARE = 70
+_SERVE = "serve"
 _DESCRIPTORS = 65536
 
 _EPILOG = """\
@@ -89,7 +90,7 @@ def _parser(settings: Sequence[Setting]) -> argparse.ArgumentParser:
         help=f"show a recorded server instead of this machine's: {', '.join(SCENARIOS)}",
     )
     commands.add_parser(
-        "serve", parents=[common, demo], help="run the agent", description="Run the agent until SIGTERM."
+        _SERVE, parents=[common, demo], help="run the agent", description="Run the agent until SIGTERM."
     )
     check = commands.add_parser(
         "check",
@@ -156,17 +157,19 @@ def _unrecognized(words: Sequence[str], command: str, known: Sequence[str]) -> s
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status."""
     _open_standard_streams()
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _main(argv)
+        # Whoever runs a command reads what it says; an agent must not depend on that.
+        with log.unwaited() if arguments[:1] == [_SERVE] else contextlib.nullcontext():
+            return _main(arguments)
     finally:
         try:
             sys.stderr.flush()
         except OSError:
-            _leave(sys.stderr)
+            log.leave(sys.stderr)
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def _main(arguments: list[str]) -> int:
     launch: list[str] = []
     separated = "--" in arguments
     if separated:
@@ -193,7 +196,7 @@ def _main(argv: Sequence[str] | None) -> int:
     except OSError as error:
         # The disk is full, for one.
         _say(f"sglang-sidecar: the output cannot be written: {error.strerror}\n")
-        _leave(sys.stdout)
+        log.leave(sys.stdout)
         return EX_SOFTWARE
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
@@ -213,18 +216,13 @@ def _write(content: str | bytes) -> None:
             sys.stdout.write(content)
         sys.stdout.flush()
     except BrokenPipeError:
-        _leave(sys.stdout)
+        log.leave(sys.stdout)
 
 
 def _say(text: str) -> None:
     """Print to standard error. Where that cannot be written, the exit status alone says it."""
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
-
-
-def _leave(stream: TextIO) -> None:
-    """Keep Python from trying at exit to write what is left: when that fails, it ends with a status of its own."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _style() -> Style:
@@ -312,7 +310,7 @@ def _run(known: Catalog, options: argparse.Namespace, launch: tuple[str, ...]) -
             return EX_USAGE
         if ignored := sorted(settings.explicit & NOT_LOOKED_AT):
             _say(f"sglang-sidecar: warning: of no effect in a demo: {', '.join(ignored)}\n")
-    return _serve(settings, options.demo) if options.command == "serve" else _check(settings, options)
+    return _serve(settings, options.demo) if options.command == _SERVE else _check(settings, options)
 
 
 def _serve(settings: Settings, demo: str | None) -> int:

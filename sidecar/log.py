@@ -2,17 +2,23 @@
 
 Everything that logs (structlog, the standard library's loggers of aiohttp and asyncio, Python's warnings)
 goes through one writer, so that each line has the same form and no value can break it: bytes, exceptions,
-objects that cannot print themselves, control characters, a reader that has left.
+objects that cannot print themselves, control characters, a reader that has left or does not read on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import math
+import os
+import select
+import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -34,6 +40,10 @@ _REPEAT_SECONDS = 60.0
 """How long the same message of another library is withheld after it was written."""
 _FOREIGN_LEVEL = logging.WARNING
 """Least level of other libraries' messages: ours are about transitions, theirs about every connection."""
+_QUEUE_LIMIT = 256 * 1024
+"""Bytes that are kept for a reader that does not read: about a thousand lines."""
+_END_SECONDS = 0.3
+"""How long the end waits for what is queued still to be written."""
 
 
 def configure(form: str, level: str, stream: TextIO) -> None:
@@ -45,6 +55,8 @@ def configure(form: str, level: str, stream: TextIO) -> None:
     if form == "auto":
         form = "console" if stream.isatty() else "json"
     writer = Writer(stream, as_console if form == "console" else as_json)
+    if isinstance(queue := getattr(stream, "buffer", None), Queue):
+        queue.notice = writer.missing
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
@@ -86,6 +98,17 @@ class Writer(Struct, frozen=True):
             self.stream.write(line + "\n")
             self.stream.flush()
 
+    def missing(self, lines: int) -> str:
+        """The line that stands for as many others that could not be kept."""
+        return self.form(
+            {
+                "timestamp": _shown(datetime.now(UTC)),
+                "level": "warning",
+                "event": "lines of the log are missing: nobody read it",
+                "lines": lines,
+            }
+        )
+
 
 class Bridge(logging.Handler):
     """Hands the standard library's records to the writer.
@@ -110,7 +133,7 @@ class Bridge(logging.Handler):
             self._seen.clear()
         self._seen[key] = (record.created, 0)
         event: dict[str, Any] = {
-            "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+            "timestamp": _shown(datetime.fromtimestamp(record.created, UTC)),
             "level": record.levelname.lower(),
             "event": _message(record),
             "logger": record.name,
@@ -122,12 +145,153 @@ class Bridge(logging.Handler):
         self._writer.write(event)
 
 
+def _shown(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")
+
+
 def _message(record: logging.LogRecord) -> str:
     """Format a record's text; arguments that do not fit it are shown beside it."""
     try:
         return record.getMessage()
     except Exception:  # noqa: BLE001 - the arguments' own __str__ may raise anything
         return f"{plain(record.msg)} {plain(record.args)}"
+
+
+# -- a reader that does not read ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def unwaited() -> Iterator[None]:
+    """Let nobody wait for standard error while the body runs, whoever writes to it.
+
+    A collector that hangs leaves a pipe that is full; a write to it would hold up everything else for good. At the end
+    a fraction of a second is given to what is queued.
+    """
+    stream = sys.stderr
+    queue: Queue | None = None
+    # The one: a stream without a descriptor. The other: no thread is to be had.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        queue = Queue(stream.fileno())
+    if queue is None:
+        yield
+        return
+    sys.stderr = io.TextIOWrapper(queue, encoding=stream.encoding, errors=stream.errors, write_through=True)
+    try:
+        yield
+    finally:
+        sys.stderr = stream
+        if not queue.finish(_END_SECONDS):
+            leave(stream)
+
+
+def leave(stream: TextIO) -> None:
+    """Keep Python from trying at exit to write what is left.
+
+    When that fails it ends with a status of its own, and where nobody reads it does not end.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class Queue(io.BufferedIOBase):
+    """Takes lines at once and has a thread write them to a descriptor, in order.
+
+    What is more than the queue holds is dropped, and the number of lines is told as soon as there is room again, by a
+    line that ``notice`` makes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.notice: Callable[[int], str] = "sglang-sidecar: {} lines are missing here: nobody read them".format
+        self._descriptor = descriptor
+        # One that its holder may take again: a warning may be raised, and written, amid anything.
+        self._changed = threading.Condition(threading.RLock())
+        self._lines: deque[bytes] = deque()
+        self._size = 0
+        self._missing = 0
+        self._torn = False
+        self._finished = False
+        # A daemon: nothing waits for its end. It alone calls what may block, and holds nothing meanwhile.
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def writable(self) -> bool:
+        """Say so, as every stream that is written to."""
+        return True
+
+    def fileno(self) -> int:
+        """Where it is written in the end."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Whether that is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def write(self, data: Any, /) -> int:
+        """Take a line."""
+        line = bytes(data)
+        with self._changed:
+            if not self._finished:
+                self._take(line)
+        return len(line)
+
+    def finish(self, seconds: float) -> bool:
+        """Take no more, and say whether all that was taken is written before the time is over."""
+        with self._changed:
+            self._finished = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._size and not self._missing, seconds)
+
+    def _take(self, line: bytes) -> None:
+        # However long a line is: where nothing waits, it is taken.
+        if self._size and self._size + len(line) > _QUEUE_LIMIT:
+            self._missing += line.count(b"\n")
+            return
+        if self._missing:
+            self._append(self._told())
+        self._append(line)
+
+    def _append(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._size += len(line)
+        self._changed.notify_all()
+
+    def _told(self) -> bytes:
+        told, self._missing = self.notice(self._missing), 0
+        return f"{told}\n".encode("utf-8", "backslashreplace")
+
+    def _run(self) -> None:
+        while (line := self._next()) is not None:
+            self._write(line)
+            with self._changed:
+                self._size -= len(line)
+                self._changed.notify_all()
+
+    def _next(self) -> bytes | None:
+        """The next line; None once all is written and no more will come."""
+        with self._changed:
+            while not self._lines:
+                if self._missing:
+                    self._append(self._told())
+                elif self._finished:
+                    return None
+                else:
+                    self._changed.wait()
+            return self._lines.popleft()
+
+    def _write(self, line: bytes) -> None:
+        """Write a line, or what can be written of it. Blocks."""
+        # After a part of a line, as on a disk that was full, the next one must not continue it.
+        left = memoryview(b"\n" + line if self._torn else line)
+        whole = len(left)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except BlockingIOError:
+                # Whoever else has the descriptor made it so.
+                room = select.poll()
+                room.register(self._descriptor, select.POLLOUT)
+                room.poll()
+            except OSError:
+                break
+        self._torn = 0 < len(left) < whole or (self._torn and len(left) == whole)
 
 
 # -- forms --------------------------------------------------------------------------------------------

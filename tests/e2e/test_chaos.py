@@ -30,6 +30,8 @@ from tests.fakes import agent, shim
 from tests.fakes.agent import Served
 from tests.fakes.badserver import MANNERS, BadServer
 from tests.fakes.machine import Machine, fill, may_mount, small_disk
+from tests.fakes.pipes import fill as fill_pipe
+from tests.fakes.pipes import unread_pipe
 from tests.fakes.reader import read
 from tests.fakes.site import good
 
@@ -504,6 +506,43 @@ def test_a_log_that_cannot_be_written(machine: Machine, state: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("since", ["the start", "some time later"])
+def test_a_log_that_nobody_reads(machine: Machine, state: Path, since: str) -> None:
+    """A collector that hangs leaves a pipe that is full: the agent starts, answers and ends all the same."""
+    port = _free_port()
+    command = agent.command(
+        "serve", "--listen", f"127.0.0.1:{port}", "--log-level", "debug", *arguments(machine, state)
+    )
+    with unread_pipe(full=since == "the start") as (read, write):
+        process = subprocess.Popen(command, env=agent.environment(machine.environ), stdout=write, stderr=write)
+        try:
+            served = Served(process=process, url=f"http://127.0.0.1:{port}", log_path=Path(os.devnull))
+            if since != "the start":
+                end = time.monotonic() + 60
+                said = b""
+                while b'"listening"' not in said:
+                    assert time.monotonic() < end
+                    said += os.read(read, 4096)
+                fill_pipe(write)
+            end = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(OSError):
+                    if served.get("/livez")[0] == 200:
+                        break
+                assert process.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            # Each change is a line of the log that waits.
+            wait(served, lambda: healthy(served))
+            stays(served, 1.0)
+            code, seconds = served.stop()
+            assert code == 0
+            assert seconds < PROMPT
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _free_port() -> int:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.fakes import agent, shim
 from tests.fakes.nvml import Scenario
+from tests.fakes.pipes import unread_pipe
 from tests.fakes.sglang import MARKER, FakeSglang, answering, capture, endless, hundred_megabytes, serve
 from tests.fakes.site import good
 
@@ -325,6 +326,18 @@ def test_a_full_disk_behind_stderr_changes_no_status(words: list[str], status: i
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(agent.command(*words), env=environ, stdout=subprocess.DEVNULL, stderr=full, check=False)
     assert ended.returncode == status
+
+
+@pytest.mark.parametrize(
+    "words", [["serve", "--no-such-flag"], ["serve", "--config", "/nonexistent.toml"], ["serve", "--demo", "no-such"]]
+)
+def test_a_log_that_nobody_reads_keeps_no_start_from_failing(words: list[str]) -> None:
+    """A container that cannot start ends, so that it is told, also where nobody reads what it says."""
+    with unread_pipe(full=True) as (_, write):
+        ended = subprocess.run(
+            agent.command(*words), env=agent.environment(), stdout=write, stderr=write, check=False, timeout=30
+        )
+    assert ended.returncode == 64
 
 
 def test_a_slow_import_loses_no_verdict(tmp_path: Path, fake_library: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import select
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 import structlog
 
 from sidecar.log import Bridge, Writer, as_json, configure
+from tests.fakes.pipes import unread_pipe
 
 
 class Terminal(io.StringIO):
@@ -266,3 +270,121 @@ def test_what_a_library_repeats_is_written_once_a_minute(caplog: pytest.LogCaptu
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["cannot accept 0", "cannot accept 499"]
     assert lines[1]["withheld"] == 498
+
+
+# -- a reader that does not read -----------------------------------------------------------------------
+
+UNWAITED = """
+import sys, structlog
+from sidecar import log
+
+with log.unwaited():
+    log.configure("json", "info", sys.stderr)
+    said = structlog.get_logger()
+    for line in sys.stdin:
+        for number in range(int(line)):
+            said.info("line", number=number, text="x" * 1000)
+        print("done", flush=True)
+sys.exit(3)
+"""
+"""Logs as many lines as each line of its input says, in the way of an agent that serves."""
+
+
+def unwaited(stderr: int) -> subprocess.Popen[str]:
+    """Start it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", UNWAITED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+    )
+
+
+def say(process: subprocess.Popen[str], number: int) -> None:
+    """Have it log so many lines; returns once that is done."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{number}\n")
+    process.stdin.flush()
+    assert select.select([process.stdout], [], [], 20)[0], "it waits for its log"
+    assert process.stdout.readline() == "done\n"
+
+
+def read_lines(descriptor: int, number: int) -> list[dict[str, Any]]:
+    """The next lines that are no empty ones."""
+    got = b""
+    end = time.monotonic() + 20
+    while got.count(b"\n") < number:
+        assert time.monotonic() < end, got[-2000:]
+        if select.select([descriptor], [], [], 0.1)[0]:
+            got += os.read(descriptor, 65536).lstrip(b"\n")
+    return [json.loads(line) for line in got.splitlines() if line]
+
+
+def test_nobody_waits_for_a_reader_and_what_is_lost_is_counted() -> None:
+    """What fits is kept in order; in place of the rest stands how many lines it were."""
+    with unread_pipe(full=True) as (read, write), unwaited(write) as process:
+        say(process, 1000)
+        assert process.poll() is None
+        first = read_lines(read, 50)
+        # As many as are kept, and one that counts the others.
+        while "lines" not in first[-1]:
+            first += read_lines(read, 1)
+        kept, told = first[:-1], first[-1]
+        assert [line["number"] for line in kept] == list(range(len(kept)))
+        assert (told["level"], told["lines"]) == ("warning", 1000 - len(kept))
+        assert list(told)[:3] == ["timestamp", "level", "event"]
+        assert 100 < len(kept) < 500
+        say(process, 3)
+        assert [line["number"] for line in read_lines(read, 3)] == [0, 1, 2]
+        process.communicate(timeout=20)
+        assert process.returncode == 3
+
+
+def test_a_line_is_there_at_once() -> None:
+    """Whoever reads need not wait for the next line, nor for the end; at the end nothing is left out."""
+    with unread_pipe() as (read, write), unwaited(write) as process:
+        for _ in range(3):
+            say(process, 1)
+            assert [line["number"] for line in read_lines(read, 1)] == [0]
+        say(process, 3)
+        process.communicate(timeout=20)
+        assert process.returncode == 3
+        assert [line["number"] for line in read_lines(read, 3)] == [0, 1, 2]
+
+
+def test_a_full_pipe_does_not_keep_it_from_ending() -> None:
+    """What is queued gets a moment, and Python's own flush at the end finds nothing to wait for."""
+    with unread_pipe(full=True) as (_, write), unwaited(write) as process:
+        say(process, 1000)
+        begun = time.monotonic()
+        process.communicate(timeout=20)
+        assert process.returncode == 3
+        assert time.monotonic() - begun < 2
+
+
+def test_a_disk_that_was_full_leaves_no_line_that_continues_another() -> None:
+    """What was cut off by an error is ended before the next line."""
+    program = (
+        "import sys, os, resource, signal, structlog\n"
+        "from sidecar import log\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1500, hard))\n"
+        "with log.unwaited():\n"
+        "    log.configure('json', 'info', sys.stderr)\n"
+        "    structlog.get_logger().info('a', text='x' * 1000)\n"
+        "    structlog.get_logger().info('b', text='x' * 1000)\n"
+        "    input()\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+        "    structlog.get_logger().info('c')\n"
+    )
+    with open(os.memfd_create("log"), "w+b") as file:
+        process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=file)
+        end = time.monotonic() + 20
+        while os.fstat(file.fileno()).st_size < 1500:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        time.sleep(0.1)
+        process.communicate(b"\n", timeout=20)
+        file.seek(0)
+        first, cut, last = file.read().decode().splitlines()
+    assert [json.loads(line)["event"] for line in (first, last)] == ["a", "c"]
+    assert '"event": "b"' in cut
