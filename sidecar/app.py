@@ -57,6 +57,14 @@ LAST_PORT = 65535
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+class StoppedError(Exception):
+    """A signal ended a check before it was done. ``number`` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
 class SystemClock:
     """The machine's own time."""
 
@@ -431,25 +439,43 @@ def _of_this_machine(
 
 
 async def check(settings: Settings, demo: str | None = None) -> tuple[Snapshot, Catalog]:
-    """Run every probe once and judge; in a demo, how its first replica ends. Raises `UnknownScenarioError`."""
+    """Run every probe once and judge; in a demo, how its first replica ends.
+
+    Raises `UnknownScenarioError`, and `StoppedError` after SIGTERM, SIGINT or SIGHUP.
+    """
     recording = None if demo is None else load(demo)[0]
     if "import" not in settings.explicit:
         # Someone asked and waits: unless told otherwise, prove it by a real import.
         settings = replace(settings, import_policy=ImportPolicy.ALWAYS)
     task = asyncio.current_task()
     assert task is not None
-    for number in STOP_SIGNALS:
+    received: list[int] = []
+
+    def on_signal(number: signal.Signals) -> None:
         # Cancelled rather than killed: children and their folders are gone afterwards.
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    async with Agent.create(settings, once=True, demo=recording) as agent:
+        received.append(number)
+        task.cancel()
 
-        def waiting_for() -> list[str]:
-            results = agent.store.snapshot.results.values()
-            return [result.probe for result in results if result.outcome is Outcome.PENDING]
+    for number in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    try:
+        async with Agent.create(settings, once=True, demo=recording) as agent:
+            return await _watched(agent), agent.catalog
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        raise StoppedError(received[0]) from None
 
-        imports = agent.services.imports
-        async with progress.shown(
-            sys.stderr, waiting_for, lambda: imports.stage, lambda: shutil.get_terminal_size().columns
-        ):
-            snapshot = await agent.check()
-        return snapshot, agent.catalog
+
+async def _watched(agent: Agent) -> Snapshot:
+    """What a check finds; a terminal shows meanwhile what it waits for."""
+
+    def waiting_for() -> list[str]:
+        results = agent.store.snapshot.results.values()
+        return [result.probe for result in results if result.outcome is Outcome.PENDING]
+
+    imports = agent.services.imports
+    async with progress.shown(
+        sys.stderr, waiting_for, lambda: imports.stage, lambda: shutil.get_terminal_size().columns
+    ):
+        return await agent.check()

@@ -10,10 +10,11 @@ import os
 import re
 import resource
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import structlog
 from msgspec.structs import replace
@@ -28,13 +29,16 @@ from sidecar.model import Baseline
 if TYPE_CHECKING:
     from sidecar.text import Style
 
+T = TypeVar("T")
+
 EX_USAGE = 64
 EX_SOFTWARE = 70
 _SERVE = "serve"
 _DESCRIPTORS = 65536
 
 _EPILOG = """\
-exit status of check: 0 ok, 1 warning, 2 critical, 3 unknown; 64 usage or configuration, 70 internal error
+exit status of check: 0 ok, 1 warning, 2 critical, 3 unknown; 64 usage or configuration, 70 internal error;
+128 + the signal's number: ended by a signal before it was done
 """
 
 
@@ -198,8 +202,10 @@ def _main(arguments: list[str]) -> int:
         _say(f"sglang-sidecar: the output cannot be written: {error.strerror}\n")
         log.leave(sys.stdout)
         return EX_SOFTWARE
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    except app.StoppedError as stopped:
+        return 128 + stopped.number
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception:  # noqa: BLE001 - the last line of defence: a status that means "our fault"
         structlog.get_logger().exception("internal error")
         return EX_SOFTWARE
@@ -313,6 +319,17 @@ def _run(known: Catalog, options: argparse.Namespace, launch: tuple[str, ...]) -
     return _serve(settings, options.demo) if options.command == _SERVE else _check(settings, options)
 
 
+def _looped(work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, run in an event loop."""
+    before = {number: signal.getsignal(number) for number in app.STOP_SIGNALS}
+    try:
+        return asyncio.run(work)
+    finally:
+        # The loop, which handles them while it runs, leaves none: then process 1 would not be ended any more.
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _serve(settings: Settings, demo: str | None) -> int:
     from sidecar.access import AccessError  # a check is faster without the HTTP server and what belongs to it
     from sidecar.web import ListenError
@@ -322,7 +339,7 @@ def _serve(settings: Settings, demo: str | None) -> int:
     gc.collect()
     gc.freeze()
     try:
-        asyncio.run(app.serve(settings, demo))
+        _looped(app.serve(settings, demo))
     except (ListenError, AccessError) as error:
         _say(f"sglang-sidecar: {error}\n")
         return EX_USAGE
@@ -340,7 +357,7 @@ def _check(settings: Settings, options: argparse.Namespace) -> int:
             says = f" (SGLang: {fault.says})" if fault.says else ""
             _say(f"sglang-sidecar: the launch's --config {fault}{says}\n")
             return EX_USAGE
-    snapshot, known = asyncio.run(app.check(settings, options.demo))
+    snapshot, known = _looped(app.check(settings, options.demo))
     if options.format == "metrics":
         from sidecar.exposition import Exposition  # only here: the other forms need no metrics library
 
@@ -374,7 +391,7 @@ def _baseline(settings: Settings, options: argparse.Namespace) -> int:
         except ValueError as error:
             _say(f"sglang-sidecar: the baseline {path} {error}\n")
             return EX_USAGE
-    snapshot, _ = asyncio.run(
+    snapshot, _ = _looped(
         app.check(
             replace(settings, import_policy=ImportPolicy.NEVER, explicit=settings.explicit | {"import"}, launch=())
         )

@@ -186,8 +186,8 @@ def test_sigterm_at_any_moment(tmp_path: Path, machine: Machine, state: Path, to
         if (state / FOLDER / FILE).exists():
             decode((state / FOLDER / FILE).read_bytes())
         assert [one.name for one in state.glob(f"{FOLDER}/.{FILE}.*")] == []
-    # Before the program has said how it takes the signal, the signal ends it.
-    assert set(codes) <= {0, -signal.SIGTERM}
+    # The interpreter's own start ends by the signal; the program's, which puts nothing away yet, by the status for it.
+    assert set(codes) <= {0, -signal.SIGTERM, 128 + signal.SIGTERM}
     told("SIGTERM at any moment", f"{sum(codes.values())} trials, statuses {dict(codes)}, longest {max(times):.2f} s")
     assert sorted(times)[len(times) // 2] < PROMPT
     assert max(times) < 2 * PROMPT

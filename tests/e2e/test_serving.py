@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +47,9 @@ def sglang(fake: FakeSglang) -> Iterator[FakeSglang]:
         loop.call_soon_threadsafe(done.set)
         thread.join(10)
         loop.close()
+
+
+STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 def free_port() -> int:
@@ -340,6 +346,99 @@ def test_a_log_that_nobody_reads_keeps_no_start_from_failing(words: list[str]) -
     assert ended.returncode == 64
 
 
+# -- signals ----------------------------------------------------------------------------------------------
+
+
+def console_script() -> list[str]:
+    """What an installer makes of the package's entry."""
+    project = tomllib.loads((agent.ROOT / "pyproject.toml").read_text())["project"]
+    module, _, function = project["scripts"]["sglang-sidecar"].partition(":")
+    return [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())"]
+
+
+def image_script() -> list[str]:
+    """What an image starts, but for its interpreter."""
+    return [sys.executable, str(agent.ROOT / "deploy/image/sglang-sidecar")]
+
+
+@contextlib.contextmanager
+def loading(tmp_path: Path, command: list[str], **more: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A command that is still loading its libraries, one of which takes for ever; and the id of its own process."""
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    begun = tmp_path / "begun"
+    (folder / "structlog.py").write_text(f"import time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(60)\n")
+    env = agent.environment({"PYTHONPATH": f"{folder}:{agent.ROOT}"})
+    process = subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more  # type: ignore[call-overload]
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 30
+        while not begun.exists():
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        yield process, (agent.children(process.pid) or [process.pid])[-1]
+    finally:
+        for left in (*agent.children(process.pid), process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "command", [agent.command(), console_script(), image_script()], ids=["module", "console script", "image"]
+)
+@pytest.mark.parametrize("words", [["serve"], ["explain"]], ids=" ".join)
+def test_a_signal_while_it_loads_ends_it(
+    tmp_path: Path, command: list[str], words: list[str], number: signal.Signals
+) -> None:
+    """At once, with the status for it and without a traceback."""
+    with loading(tmp_path, [*command, *words]) as (process, _):
+        process.send_signal(number)
+        assert process.communicate(timeout=10) == ("", "")
+        assert process.returncode == 128 + number
+
+
+def _may_make_processes_1() -> bool:
+    return subprocess.run(["unshare", "-pf", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _may_make_processes_1(), reason="this machine lets no process have processes of its own")
+def test_process_1_of_a_container_ends_while_it_loads(tmp_path: Path) -> None:
+    """The kernel drops what process 1 has no handler for: a pod would wait out its grace period."""
+    with loading(tmp_path, ["unshare", "-pf", *agent.command("serve")]) as (process, pid):
+        assert pid != process.pid
+        os.kill(pid, signal.SIGTERM)
+        assert process.communicate(timeout=10) == ("", "")
+        assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_was_ignored_stays_ignored_while_it_loads(tmp_path: Path) -> None:
+    """As nohup wants it."""
+    ignoring = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    with loading(tmp_path, agent.command("check"), preexec_fn=ignoring) as (process, _):
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(10) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
+def test_a_signal_while_it_prints_ends_it(number: signal.Signals) -> None:
+    """After the event loop as before it."""
+    with unread_pipe() as (read, write):
+        command = agent.command("check", "--demo", "healthy", "--format", "json")
+        process = subprocess.Popen(command, env=agent.environment(), stdout=write, stderr=subprocess.PIPE)
+        # There is more to be printed than fits.
+        assert select.select([read], [], [], 60)[0]
+        process.send_signal(number)
+        assert process.communicate(timeout=10)[1] == b""
+        assert process.returncode == 128 + number
+
+
 def test_a_slow_import_loses_no_verdict(tmp_path: Path, fake_library: Path) -> None:
     """A check waits for an import longer than facts live in a running agent, and keeps what it found first."""
     scenario = Scenario(tmp_path / "scenario", gpus=1)
@@ -353,8 +452,9 @@ def test_a_slow_import_loses_no_verdict(tmp_path: Path, fake_library: Path) -> N
     assert checked.stdout.startswith("critical: driver-not-loaded")
 
 
-def test_a_check_that_is_stopped_leaves_nothing(tmp_path: Path, fake_library: Path) -> None:
-    """SIGTERM during an import ends its child and removes its folder."""
+@pytest.mark.parametrize("number", STOPS, ids=lambda number: number.name)
+def test_a_check_that_is_stopped_leaves_nothing(tmp_path: Path, fake_library: Path, number: signal.Signals) -> None:
+    """A signal during an import ends its child and removes its folder, and the status says which it was."""
     site = good(tmp_path / "venv")
     site.flashinfer(mamba="import time; time.sleep(600)")
     (tmp_path / "tmp").mkdir()
@@ -368,8 +468,8 @@ def test_a_check_that_is_stopped_leaves_nothing(tmp_path: Path, fake_library: Pa
         time.sleep(0.1)
     time.sleep(0.5)
     children = agent.children(process.pid)
-    process.terminate()
-    assert process.wait(10) == 130
+    process.send_signal(number)
+    assert process.wait(10) == 128 + number
     assert list((tmp_path / "tmp").iterdir()) == []
     assert [pid for pid in children if agent.running(pid)] == []
 
