@@ -187,7 +187,8 @@ def test_a_key_on_a_disk_that_does_not_answer(tmp_path: Path, fake_library: Path
                     served.scrape()
                     time.sleep(0.1)
                 threads.append(len(os.listdir(f"/proc/{served.process.pid}/task")))
-            assert threads[1] <= threads[0] + 1
+            # A thread for each round would be three more at least.
+            assert threads[1] < threads[0] + 3
             release.touch()
             served.until("condition_active", 0, code="server-unauthorized")
             release.unlink()
