@@ -388,7 +388,7 @@ async def test_a_key_mounted_later_is_used_at_once(make: Make, tmp_path: Path) -
         (MARKER.encode() + "\u00e9".encode(), "does not hold a key: it is not ASCII"),
         (f"{MARKER}\n{MARKER}\n".encode(), "does not hold a key: it has more than one line"),
         (f"{MARKER}\t{MARKER}".encode(), "does not hold a key: some of it cannot be printed"),
-        ("a folder", "is no regular file"),
+        ("a folder", "cannot be read: is a directory"),
         ("a pipe", "is no regular file"),
     ],
 )

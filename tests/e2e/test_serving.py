@@ -52,6 +52,15 @@ def sglang(fake: FakeSglang) -> Iterator[FakeSglang]:
 STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_ignored() -> Iterator[None]:
+    """Signals end what a test starts, also where the tests run under nohup, which hands on that they do not."""
+    before = [(number, signal.signal(number, signal.SIG_DFL)) for number in (signal.SIGHUP, signal.SIGTERM)]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

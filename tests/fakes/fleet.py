@@ -43,7 +43,7 @@ from sidecar.app import Agent
 from sidecar.catalog import Catalog
 from sidecar.config import Image, ImportPolicy, Settings
 from sidecar.exposition import Exposition
-from sidecar.model import Attempt, Outcome, Placement, Probe, Processes, Snapshot, Standing
+from sidecar.model import Attempt, Outcome, Placement, Probe, Processes, Sample, Snapshot, Standing
 from sidecar.nvml.reading import GpuReading
 from sidecar.store import Store
 from tests.fakes.nvml import Scenario
@@ -472,6 +472,12 @@ def _varied(gpu: GpuReading, dice: random.Random) -> GpuReading:
     )
 
 
+def _access() -> Iterator[Sample]:
+    """What an agent that serves TLS says of its certificate: it ends in a month."""
+    yield Sample("tls_certificate_not_after_timestamp_seconds", (), time.time() + 30 * 86400)
+    yield Sample("access_renewal_failing", ("certificate",), 0.0)
+
+
 # -- the fleet --------------------------------------------------------------------------------------
 
 
@@ -586,7 +592,7 @@ class Fleet:
                 lifetimes={probe.name: 3 * probe.interval + probe.deadline for probe in look.catalog.probes},
                 observe=look.catalog.observed,
             )
-            exposition = Exposition(look.catalog, process=list)
+            exposition = Exposition(look.catalog, process=list, more=_access)
             self.replicas[pod] = Replica(place, store, exposition, look)
             self.replicas[pod].round(time.time())
 
