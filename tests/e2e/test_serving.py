@@ -54,11 +54,13 @@ STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 @pytest.fixture(autouse=True)
 def _nothing_ignored() -> Iterator[None]:
-    """Signals end what a test starts, also where the tests run under nohup, which hands on that they do not."""
-    before = [(number, signal.signal(number, signal.SIG_DFL)) for number in (signal.SIGHUP, signal.SIGTERM)]
+    """Signals end what a test starts, also where nohup or a shell's background hands on that they are ignored."""
+    ignored = [number for number in STOPS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
     yield
-    for number, handler in before:
-        signal.signal(number, handler)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def free_port() -> int:
